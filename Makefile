@@ -1,0 +1,44 @@
+# Everything here runs on a machine with python3 (3.10 or newer) and make: the tools come into .venv.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
+WORKERS ?= 2
+
+# Two test workers share the cores: one BLAS thread each.
+TEST_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+# A half-made environment has no stamp and is made anew; so is one whose Python has gone.
+$(shell $(PY) -c "import pip" >/dev/null 2>&1 || rm -f $(VENV)/.ready $(VENV)/.ready-for-tests)
+
+.PHONY: demo test lint soak clean
+
+demo: $(VENV)/.ready
+	@$(PY) -m minidnn train smallnet --data digits --batch 64 --epochs 12 --device host
+
+test: lint
+	@$(TEST_ENV) $(PY) -m pytest -q -n $(WORKERS) -m "not soak"
+
+lint: $(VENV)/.ready-for-tests
+	@$(PY) -m ruff check --quiet .
+	@$(PY) -m mypy --strict
+
+soak: $(VENV)/.ready-for-tests
+	@$(TEST_ENV) HYPOTHESIS_PROFILE=soak $(PY) -m pytest -q -n $(WORKERS)
+
+clean:
+	@rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
+
+$(VENV)/.ready: pyproject.toml
+	@echo "Setting up $(VENV) (once; needs the network) ..."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+		|| { echo "minidnn needs Python 3.10 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV) \
+		|| { echo "python3 cannot make a virtual environment; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.ready-for-tests: $(VENV)/.ready
+	@echo "Installing what the tests need ..."
+	@$(PIP) -e ".[dev,plot,images,parity]"
+	@touch $@
