@@ -1,0 +1,126 @@
+"""What a layer is: a shape rule, parameters, and the ops that it writes into a graph. Layers own no device memory."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from minidnn.errors import ArgumentError, ShapeError
+from minidnn.graph.tensor import Role
+
+if TYPE_CHECKING:
+    from minidnn.graph.emit import Scope
+    from minidnn.graph.tensor import Tensor
+    from minidnn.nn.init import Initializer
+
+
+class Parameter:
+    """A weight or running statistic of a layer: its shape, how it starts, and, once asked for, its float32 value.
+
+    The value is made at first use, so that planning for a large network costs no memory.
+    """
+
+    def __init__(self, shape: tuple[int, ...], init: Initializer, role: Role = Role.WEIGHT) -> None:
+        self.shape = shape
+        self.init = init
+        self.role = role
+        self._value: np.ndarray | None = None
+
+    @property
+    def materialized(self) -> bool:
+        """Whether the value exists."""
+        return self._value is not None
+
+    def materialize(self, name: str, seed: int) -> np.ndarray:
+        """The value, drawn from (seed, name) when it does not exist yet."""
+        if self._value is None:
+            rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, zlib.crc32(name.encode())])))
+            self._value = np.ascontiguousarray(self.init(rng, self.shape), dtype=np.float32)
+        return self._value
+
+    def assign(self, value: np.ndarray) -> None:
+        """Take a new value of the same shape (kept as float32, or float64 when given as such)."""
+        value = np.asarray(value)
+        if value.shape != self.shape:
+            raise ShapeError(f"parameter has shape {list(value.shape)}; expected {list(self.shape)}")
+        keep = value.dtype if value.dtype == np.float64 else np.dtype(np.float32)
+        self._value = np.array(value, dtype=keep, order="C", copy=True)
+
+    def reset(self) -> None:
+        """Forget the value; the next use draws it anew."""
+        self._value = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+class Layer:
+    """Base of all layers. A new layer is one subclass: `infer`, `forward`, and, if it has a gradient, `backward`."""
+
+    kind: ClassVar[str] = ""
+    """The word of the layer-wise policies: conv, pool, fc, batch_norm, ... ; shown in tables."""
+    fuses_relu: ClassVar[bool] = False
+    """Whether a ReLU that follows is computed in place by this layer's forward op."""
+    masks: bool = False
+    """Whether `backward` can zero dX where X <= 0, so that the ReLU in front needs no op of its own (native)."""
+
+    def __init__(self) -> None:
+        self.parameters: dict[str, Parameter] = {}
+
+    def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Output shape for an input shape, batch included. Raises ShapeError with what came and what was expected."""
+        raise NotImplementedError
+
+    def forward(self, scope: Scope) -> Tensor:
+        """Write the forward ops; return the output tensor (the input tensor itself if there is nothing to do)."""
+        raise NotImplementedError
+
+    def backward(self, scope: Scope, dy: Tensor) -> Tensor | None:
+        """Write the backward ops for the gradient `dy` of the output; return dX if `scope.needs_dx`."""
+        raise NotImplementedError
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """(name, parameter) pairs; names are torchvision's."""
+        for name, parameter in self.parameters.items():
+            yield prefix + name, parameter
+
+    def macs(self, shape: tuple[int, ...]) -> int:
+        """Multiply-accumulate operations of one forward pass over an input of this shape."""
+        return 0
+
+    def extra(self) -> str:
+        """Arguments to show in `repr`."""
+        return ""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra()})"
+
+
+def pair(value: int | tuple[int, int], argument: str, least: int) -> tuple[int, int]:
+    """An int or a pair of ints as (height, width), each at least `least`."""
+    both = (value, value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else value
+    if (
+        not isinstance(both, (tuple, list))
+        or len(both) != 2
+        or not all(isinstance(v, (int, np.integer)) and not isinstance(v, bool) and v >= least for v in both)
+    ):
+        raise ArgumentError(f"{argument} is {value!r}; it must be an int or a pair of ints, each {least} or more")
+    return int(both[0]), int(both[1])
+
+
+def positive(value: int, argument: str) -> int:
+    """A count of 1 or more."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+        raise ArgumentError(f"{argument} is {value!r}; it must be an int of 1 or more")
+    return int(value)
+
+
+def expect_rank(shape: tuple[int, ...], rank: int, meaning: str) -> None:
+    """Refuse a shape of another rank."""
+    if len(shape) != rank:
+        raise ShapeError(f"input has shape {list(shape)}; expected {rank} dimensions ({meaning})")

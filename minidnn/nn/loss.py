@@ -1,0 +1,128 @@
+"""Losses. A loss is the last layer of the graph; it writes `loss` = (value, number of correct predictions)."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minidnn.errors import ArgumentError, ShapeError
+from minidnn.graph.tensor import Role
+from minidnn.nn.layer import Layer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from minidnn.graph.emit import Scope
+    from minidnn.graph.tensor import Tensor
+
+
+class Loss(Layer):
+    """Base of losses. `inverse_weight` turns a sum over samples into the mean that PyTorch's default reduction gives."""
+
+    label_dtype = "int64"
+
+    def label_shape(self, logits: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the labels for logits of this shape."""
+        raise NotImplementedError
+
+    def inverse_weight(self, labels: np.ndarray, logits: tuple[int, ...]) -> float:
+        """1 / (sum of the samples' weights) over the whole batch; `logits` is the whole batch's shape."""
+        raise NotImplementedError
+
+    def _loss(self, scope: Scope) -> Tensor:
+        return scope.writer.tensor("loss", (2,), scope.target.weight_dtype, Role.LOSS)
+
+    def _labels(self, scope: Scope) -> Tensor:
+        return scope.writer.tensor("labels", self.label_shape(scope.shape), self.label_dtype, Role.LABEL)
+
+
+class CrossEntropyLoss(Loss):
+    """-log softmax(logits)[label], mean over the batch; logits [N,K], labels int64 [N] in 0..K-1.
+
+    `weight` [K] weighs classes, `label_smoothing` in [0, 1] mixes in the uniform distribution (PyTorch's meaning).
+    The softmax happens in place on the logits: it is the papers' softmax layer.
+    """
+
+    kind = "softmax"
+
+    def __init__(self, weight: Sequence[float] | np.ndarray | None = None, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        if not 0 <= label_smoothing <= 1:
+            raise ArgumentError(f"label_smoothing is {label_smoothing}; it must lie in 0 to 1")
+        self.label_smoothing = float(label_smoothing)
+        self.weight = None if weight is None else np.asarray(weight, dtype=np.float32)
+        if self.weight is not None and (self.weight.ndim != 1 or not (self.weight >= 0).all()):
+            raise ArgumentError(f"weight has shape {list(self.weight.shape)}; it must be one non-negative number a class")
+
+    def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if len(shape) != 2:
+            raise ShapeError(f"logits have shape {list(shape)}; expected [N, classes]")
+        if self.weight is not None and len(self.weight) != shape[1]:
+            raise ShapeError(f"logits have {shape[1]} classes; weight has {len(self.weight)}")
+        return shape
+
+    def label_shape(self, logits: tuple[int, ...]) -> tuple[int, ...]:
+        return logits[:1]
+
+    def inverse_weight(self, labels: np.ndarray, logits: tuple[int, ...]) -> float:
+        total = len(labels) if self.weight is None else float(self.weight.astype(np.float64)[labels].sum())
+        return 1.0 / total if total else float("nan")
+
+    def _class_weight(self, scope: Scope) -> Tensor | None:
+        if self.weight is None:
+            return None
+        return scope.writer.tensor("class_weight", self.weight.shape, scope.target.weight_dtype, Role.STATISTIC)
+
+    def forward(self, scope: Scope) -> Tensor:
+        logits = scope.x
+        scope.emit(
+            "loss", "cross_entropy_forward",
+            [("x", logits), ("labels", self._labels(scope)), ("scalars", scope.scalars()),
+             ("class_weight", self._class_weight(scope))],
+            [("y", logits), ("loss", self._loss(scope))], label_smoothing=self.label_smoothing,
+        )  # fmt: skip
+        return logits
+
+    def backward(self, scope: Scope, dy: Tensor) -> Tensor | None:
+        dx = scope.dx()
+        scope.emit(
+            "backward_data", "cross_entropy_backward",
+            [("y", scope.x), ("labels", self._labels(scope)), ("scalars", scope.scalars()),
+             ("class_weight", self._class_weight(scope))],
+            [("dx", dx)], label_smoothing=self.label_smoothing,
+        )  # fmt: skip
+        return dx
+
+
+class MSELoss(Loss):
+    """Mean of (prediction - target)^2 over all elements; the target has the prediction's shape, float32."""
+
+    kind = "mse"
+    label_dtype = "float32"
+
+    def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape
+
+    def label_shape(self, logits: tuple[int, ...]) -> tuple[int, ...]:
+        return logits
+
+    def inverse_weight(self, labels: np.ndarray, logits: tuple[int, ...]) -> float:
+        return 1.0 / prod(logits)
+
+    def forward(self, scope: Scope) -> Tensor:
+        scope.emit(
+            "loss", "mse_forward",
+            [("x", scope.x), ("target", self._labels(scope)), ("scalars", scope.scalars())],
+            [("loss", self._loss(scope))],
+        )  # fmt: skip
+        return scope.x
+
+    def backward(self, scope: Scope, dy: Tensor) -> Tensor | None:
+        dx = scope.dx()
+        scope.emit(
+            "backward_data", "mse_backward",
+            [("x", scope.x), ("target", self._labels(scope)), ("scalars", scope.scalars())], [("dx", dx)],
+        )  # fmt: skip
+        return dx

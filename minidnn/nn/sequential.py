@@ -1,0 +1,189 @@
+"""Sequential: layers one after another, nested and named as in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, overload
+
+import numpy as np
+
+from minidnn.errors import ArgumentError, CheckpointError, ShapeError
+from minidnn.graph.tensor import Role
+from minidnn.nn.layer import Layer, Parameter
+
+
+class Sequential(Layer):
+    """A chain of layers, positional (`Sequential(a, b)`, names "0", "1") or named (`Sequential({"features": a})`).
+
+    `input_shape` is the (C,H,W) that the network is made for, where that is known. The network owns its weights in
+    host memory; they are drawn from `initialize(seed)` or at first use with seed 0.
+    """
+
+    kind = "sequential"
+
+    def __init__(
+        self, *layers: Layer | Mapping[str, Layer], input_shape: tuple[int, int, int] | None = None
+    ) -> None:
+        super().__init__()
+        self.input_shape = input_shape
+        self._children: dict[str, Layer] = {}
+        named = layers[0] if len(layers) == 1 and isinstance(layers[0], Mapping) else None
+        pairs = named.items() if named is not None else ((str(i), layer) for i, layer in enumerate(layers))
+        for name, layer in pairs:
+            if not isinstance(layer, Layer):
+                raise ArgumentError(f"child {name!r} is {layer!r}; Sequential takes layers or one dict of named layers")
+            if not isinstance(name, str) or not name or "." in name or "@" in name:
+                raise ArgumentError(f"child name is {name!r}; it must be a non-empty string without '.' and '@'")
+            self._children[name] = layer
+
+    # -- structure -------------------------------------------------------------------------------------------------
+
+    def children(self) -> tuple[Layer, ...]:
+        """The direct children, in order."""
+        return tuple(self._children.values())
+
+    def append(self, layer: Layer) -> Sequential:
+        """Add a layer at the end, named by its position."""
+        if not isinstance(layer, Layer):
+            raise ArgumentError(f"layer is {layer!r}; append takes a layer")
+        name = str(len(self._children))
+        if name in self._children:
+            raise ArgumentError(f"child {name!r} exists already; append to a Sequential with positional names")
+        self._children[name] = layer
+        return self
+
+    @overload
+    def __getitem__(self, key: int | str) -> Layer: ...
+    @overload
+    def __getitem__(self, key: slice) -> Sequential: ...
+    def __getitem__(self, key: int | str | slice) -> Layer:
+        """A child by position or name; a slice is a Sequential that shares the layers."""
+        if isinstance(key, slice):
+            return Sequential(dict(list(self._children.items())[key]), input_shape=self.input_shape)
+        try:
+            return self._children[key] if isinstance(key, str) else self.children()[key]
+        except (KeyError, IndexError):
+            raise ArgumentError(f"child is {key!r}; this Sequential has {', '.join(self._children)}") from None
+
+    def __getattr__(self, name: str) -> Layer:
+        children = self.__dict__.get("_children", {})
+        if name in children:
+            layer: Layer = children[name]
+            return layer
+        raise AttributeError(f"{type(self).__name__} has no attribute or child {name!r}")
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self.children())
+
+    def leaves(self, prefix: str = "") -> Iterator[tuple[str, Layer]]:
+        """(path, layer) of all layers that are not Sequential, in execution order."""
+        for name, child in self._children.items():
+            if isinstance(child, Sequential):
+                yield from child.leaves(f"{prefix}{name}.")
+            else:
+                yield prefix + name, child
+
+    def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Output shape; a layer that cannot take its input is named in the error."""
+        for path, layer in self.leaves():
+            shape = infer_at(path, layer, shape)
+        return shape
+
+    # -- parameters ------------------------------------------------------------------------------------------------
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        for path, layer in self.leaves(prefix):
+            yield from layer.named_parameters(path + ".")
+
+    def initialize(self, seed: int = 0) -> Sequential:
+        """Draw every weight that has no value yet from (seed, its name)."""
+        for name, parameter in self.named_parameters():
+            parameter.materialize(name, seed)
+        return self
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of all weights and running statistics by name, PyTorch's layout."""
+        return {name: parameter.materialize(name, 0).copy() for name, parameter in self.named_parameters()}
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Take weights by name (arrays or anything np.asarray accepts). All names and shapes are checked first."""
+        own = dict(self.named_parameters())
+        given = {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}
+        missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
+        if strict and (missing or unknown):
+            raise CheckpointError(
+                f"weights do not fit the network: missing {missing[:4] or 'none'}, unknown {unknown[:4] or 'none'}"
+            )
+        arrays = {name: np.asarray(given[name]) for name in own if name in given}
+        for name, array in arrays.items():
+            if array.shape != own[name].shape:
+                raise CheckpointError(
+                    f"weight {name} has shape {list(array.shape)}; the network expects {list(own[name].shape)}"
+                )
+        for name, array in arrays.items():
+            own[name].assign(array)
+
+    def summary(self, batch: int = 1, input_shape: tuple[int, int, int] | None = None) -> Summary:
+        """Table of layers: output shape, parameters, MACs, activation bytes (fp32). Print it."""
+        shape = input_shape or self.input_shape
+        if shape is None:
+            raise ArgumentError("input_shape is None; give the (C, H, W) of one image")
+        return Summary.of(self, (batch, *shape))
+
+    def __repr__(self) -> str:
+        lines = [f"  ({name}): " + repr(child).replace("\n", "\n  ") for name, child in self._children.items()]
+        return "Sequential(\n" + "\n".join(lines) + "\n)" if lines else "Sequential()"
+
+
+def infer_at(path: str, layer: Layer, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """`layer.infer`, with the layer's path in front of what it says."""
+    try:
+        return layer.infer(shape)
+    except ShapeError as error:
+        raise ShapeError(f"layer {path} ({type(layer).__name__}): {error}") from None
+
+
+class Summary:
+    """Rows of a network's table; `str()` prints it, `rows` and `total` are data."""
+
+    def __init__(self, rows: list[dict[str, Any]], total: dict[str, int]) -> None:
+        self.rows, self.total = rows, total
+
+    @classmethod
+    def of(cls, net: Sequential, shape: tuple[int, ...]) -> Summary:
+        """Walk shapes through `net` from the input shape [N,C,H,W]."""
+        rows: list[dict[str, Any]] = []
+        for path, layer in net.leaves():
+            macs_at = shape
+            shape = infer_at(path, layer, shape)
+            rows.append(
+                {
+                    "layer": path,
+                    "type": type(layer).__name__,
+                    "output_shape": list(shape),
+                    "parameters": sum(p.size for p in layer.parameters.values() if p.role is Role.WEIGHT),
+                    "macs": layer.macs(macs_at),
+                    "activation_bytes": 4 * int(np.prod(shape, dtype=np.int64)),
+                }
+            )
+        keys = ("parameters", "macs", "activation_bytes")
+        return cls(rows, {key: sum(row[key] for row in rows) for key in keys})
+
+    def __str__(self) -> str:
+        head = ("layer", "type", "output", "parameters", "MACs", "activation MiB")
+        body = [
+            (r["layer"], r["type"], "x".join(map(str, r["output_shape"])), f"{r['parameters']:,}", f"{r['macs']:,}",
+             f"{r['activation_bytes'] / 2**20:.1f}")
+            for r in self.rows
+        ]  # fmt: skip
+        t = self.total
+        foot = ("total", "", "", f"{t['parameters']:,}", f"{t['macs']:,}", f"{t['activation_bytes'] / 2**20:.1f}")
+        lines = [head, *body, foot]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+        return "\n".join(
+            "  ".join(c.ljust(w) if i < 3 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
+            for line in lines
+        )
