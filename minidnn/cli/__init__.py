@@ -1,0 +1,86 @@
+"""The command `minidnn`. Each sub-command is one module of this package, loaded when it is asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from minidnn import __version__
+from minidnn.cli.options import Console, Parser, add_output
+from minidnn.errors import ArgumentError, MiniDnnError
+
+EXAMPLE = "minidnn train smallnet --data digits --epochs 5"
+COMMANDS = {
+    "train": "train a network and report its accuracy, speed and memory",
+    "summary": "show a network's layers, shapes, parameters, operations and activation bytes",
+    "models": "list the built-in networks",
+    "info": "show devices, versions and memory limits, and what is missing for CUDA",
+}
+"""A command's name and what it does. Its module has `EXAMPLE`, `add_arguments(parser)` and `run(args, console)`.
+
+`run` prints for a reader with `console.say` and returns the object that `--json` prints.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0, 2 for whatever the user can mend, 130 after Ctrl-C."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except MiniDnnError as error:
+        print(f"minidnn: {error}", file=sys.stderr)
+    except BrokenPipeError:
+        # The reader has gone (`minidnn models | head -1`); what is left in the buffer must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"minidnn: {where}{error.strerror or error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("minidnn: interrupted", file=sys.stderr)
+        return 130
+    return 2
+
+
+def _run(arguments: list[str]) -> int:
+    command = next((argument for argument in arguments if not argument.startswith("-")), None)
+    if command is not None and command not in COMMANDS:
+        raise ArgumentError(f"there is no command {command!r}; the commands are {', '.join(COMMANDS)}")
+    args, rest = _parser(command).parse_known_args(arguments)
+    if rest:
+        program = " ".join(filter(None, ["minidnn", command]))
+        raise ArgumentError(f"{program} does not understand {' '.join(rest)!r} (see {program} --help)")
+    if args.command is None:
+        _parser(None).print_help(sys.stderr)
+        return 2
+    console = Console(json=args.json, quiet=args.quiet)
+    result = import_module(f"minidnn.cli.{args.command}").run(args, console)
+    if args.json:
+        print(json.dumps(result, allow_nan=False))
+    return console.exit_code
+
+
+def _parser(command: str | None) -> Parser:
+    """The whole grammar, but with the arguments of `command` alone: the other modules stay unloaded."""
+    parser = Parser(
+        prog="minidnn",
+        description="Train convolutional networks that are larger than the GPU's memory.",
+        epilog=f"example:\n  {EXAMPLE}\n\nminidnn COMMAND --help explains a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"minidnn {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    for name, about in COMMANDS.items():
+        if name != command:
+            commands.add_parser(name, help=about)
+            continue
+        module = import_module(f"minidnn.cli.{name}")
+        sub = commands.add_parser(
+            name, help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=f"example:\n  {module.EXAMPLE}"
+        )
+        module.add_arguments(sub)
+        add_output(sub)
+    return parser
+

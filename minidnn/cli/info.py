@@ -1,0 +1,163 @@
+"""`minidnn info`: what this machine offers, read without loading CuPy, cuDNN or NumPy."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import platform
+import resource
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from minidnn import __version__
+from minidnn.cli.options import Console
+from minidnn.units import format_size
+
+EXAMPLE = "minidnn info --json"
+
+PACKAGES = (
+    "numpy", "numba", "ml_dtypes", "safetensors", "tqdm", "matplotlib", "Pillow",
+    "cupy-cuda13x", "cupy-cuda12x", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-frontend",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CudaDevice:
+    """One GPU as the driver describes it."""
+
+    index: int
+    name: str
+    memory_bytes: int
+    compute_capability: str
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The NVIDIA driver: the newest CUDA version it serves, as "13.0", and its devices; or why it does not answer."""
+
+    cuda_version: str | None
+    devices: tuple[CudaDevice, ...]
+    problem: str | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`info` has no options of its own."""
+
+
+def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Print and return devices, versions, limits and what CUDA lacks."""
+    driver = read_driver()
+    versions = {package: installed(package) for package in PACKAGES}
+    result: dict[str, Any] = {
+        "minidnn": __version__,
+        "python": platform.python_version(),
+        "packages": versions,
+        "host": host_limits(),
+        "cuda": {**asdict(driver), "missing": missing_for_cuda(driver, versions)},
+    }
+    console.say(report(result))
+    return result
+
+
+def installed(package: str) -> str | None:
+    """The installed version of a distribution, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def host_limits() -> dict[str, int | None]:
+    """Cores that this process may use, and the limits on its memory in bytes; None where there is no limit."""
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": int(meminfo["MemTotal"].split()[0]) * 1024,
+        "available_bytes": int(meminfo["MemAvailable"].split()[0]) * 1024,
+        "cgroup_limit_bytes": cgroup_limit(),
+        "memlock_limit_bytes": None if locked == resource.RLIM_INFINITY else locked,
+    }
+
+
+def cgroup_limit() -> int | None:
+    """The memory limit of this process's control group (version 2, else 1), or None."""
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(name).read_text().strip()
+        except OSError:
+            continue
+        # Version 1 writes "no limit" as the largest multiple of a page below 2^63.
+        return int(text) if text != "max" and int(text) < 2**62 else None
+    return None
+
+
+def read_driver() -> Driver:
+    """Ask libcuda itself: it is there where a driver is, whatever Python packages are installed."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Driver(None, (), "no NVIDIA driver (libcuda.so.1) on this machine")
+    code = cuda.cuInit(0)
+    if code != 0:
+        return Driver(None, (), f"the NVIDIA driver does not start (cuInit returned {code})")
+    number = ctypes.c_int()
+    cuda.cuDriverGetVersion(ctypes.byref(number))
+    version = f"{number.value // 1000}.{number.value % 1000 // 10}"
+    cuda.cuDeviceGetCount(ctypes.byref(number))
+    devices = tuple(_device(cuda, index) for index in range(number.value))
+    return Driver(version, devices, None if devices else "the NVIDIA driver finds no device")
+
+
+def _device(cuda: ctypes.CDLL, index: int) -> CudaDevice:
+    handle, total, major, minor = ctypes.c_int(), ctypes.c_size_t(), ctypes.c_int(), ctypes.c_int()
+    name = ctypes.create_string_buffer(256)
+    cuda.cuDeviceGet(ctypes.byref(handle), index)
+    cuda.cuDeviceGetName(name, len(name), handle)
+    cuda.cuDeviceTotalMem_v2(ctypes.byref(total), handle)
+    # 75 and 76: CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+    cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, handle)
+    cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, handle)
+    return CudaDevice(index, name.value.decode(errors="replace"), total.value, f"{major.value}.{minor.value}")
+
+
+def missing_for_cuda(driver: Driver, versions: dict[str, str | None]) -> list[str]:
+    """One sentence per thing that CUDA training lacks here, each with the way to get it."""
+    missing = []
+    if driver.problem:
+        missing.append(f"{driver.problem}: install NVIDIA's driver, 580 or newer for CUDA 13, 525 or newer for CUDA 12")
+    cuda = "12" if driver.cuda_version and int(driver.cuda_version.split(".")[0]) < 13 else "13"
+    needed = (f"cupy-cuda{cuda}x", f"nvidia-cudnn-cu{cuda}", "nvidia-cudnn-frontend")
+    absent = ", ".join(package for package in needed if versions[package] is None)
+    if absent:
+        missing.append(f"not installed: {absent}: pip install 'minidnn[cuda{cuda}]'")
+    return missing
+
+
+def report(result: dict[str, Any]) -> str:
+    """The same for a reader."""
+    host, cuda = result["host"], result["cuda"]
+    lines = [
+        f"minidnn {result['minidnn']}, Python {result['python']}",
+        "packages  " + ", ".join(f"{name} {version}" for name, version in result["packages"].items() if version),
+        f"host      {host['cores']} cores, {format_size(host['memory_bytes'])} memory, "
+        f"{format_size(host['available_bytes'])} available",
+        f"limits    control group {_limit(host['cgroup_limit_bytes'])}, "
+        f"locked memory {_limit(host['memlock_limit_bytes'])}",
+    ]
+    lines += [
+        f"cuda:{device['index']}    {device['name']}, {format_size(device['memory_bytes'])}, "
+        f"compute capability {device['compute_capability']}"
+        for device in cuda["devices"]
+    ]
+    if cuda["cuda_version"]:
+        lines.append(f"driver    serves CUDA {cuda['cuda_version']}")
+    lines += [f"no CUDA   {sentence}" for sentence in cuda["missing"]]
+    return "\n".join(lines)
+
+
+def _limit(nbytes: int | None) -> str:
+    return "none" if nbytes is None else format_size(nbytes)
