@@ -30,6 +30,7 @@ class Numbers:
         self.length = length
         self.reads = 0
         self.third_read = threading.Event()
+        self.fourth_read = threading.Event()
 
     def __len__(self) -> int:
         return self.length
@@ -38,6 +39,8 @@ class Numbers:
         self.reads += 1
         if self.reads == 3:
             self.third_read.set()
+        if self.reads == 4:
+            self.fourth_read.set()
 
     def read(self, indices: Indices, x_out: Floats, y_out: Labels) -> None:
         self.on_read(indices)
@@ -190,6 +193,8 @@ def test_releasing_a_slot_that_waits_for_its_turn_does_nothing() -> None:
         for slot in slots:
             if slot is not first:
                 slot.release()
+        # Only a broken loader reads a fourth batch, and it does so at once.
+        assert not dataset.fourth_read.wait(0.2)
         for number in (1, 2):
             slot, _ = next(batches)
             assert slot.x[0, 0, 0, 0] == 2 * number
@@ -226,7 +231,8 @@ def test_an_error_arrives_at_its_batch_after_those_before_it(workers: int) -> No
             if 4 in indices:
                 raise error
 
-    with Loader(Broken(20), 2, make_slots(2), shuffle=False, workers=workers) as batches:
+    slots = make_slots(2)
+    with Loader(Broken(20), 2, slots, shuffle=False, workers=workers) as batches:
         for number in range(2):
             slot, _ = next(batches)
             assert slot.x[0, 0, 0, 0] == 2 * number
@@ -234,6 +240,7 @@ def test_an_error_arrives_at_its_batch_after_those_before_it(workers: int) -> No
         with pytest.raises(DataError) as caught:
             next(batches)
         assert loader_threads() == []
+        Loader(Numbers(20), 2, slots).close()
     assert caught.value is error
 
 
@@ -274,13 +281,18 @@ def test_a_data_set_that_varies_is_read_at_its_epoch() -> None:
 
 def test_close_ends_threads_that_wait_for_a_slot_and_may_be_repeated() -> None:
     dataset = Numbers(20)
-    batches = Loader(dataset, 2, make_slots(2), workers=2)
+    slots = make_slots(2)
+    batches = Loader(dataset, 2, slots, workers=2)
     assert dataset.third_read.wait(PATIENCE_S)
     assert len(loader_threads()) == 2
     batches.close()
     assert loader_threads() == []
     batches.close()
     assert list(batches) == []
+    # The batches that nobody took are dropped: their slots serve again.
+    dataset = Numbers(20)
+    with Loader(dataset, 2, slots):
+        assert dataset.third_read.wait(PATIENCE_S)
 
 
 def test_leaving_the_loop_ends_the_threads() -> None:
