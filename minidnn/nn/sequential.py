@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 
 from minidnn.errors import ArgumentError, CheckpointError, ShapeError
 from minidnn.graph.tensor import Role
 from minidnn.nn.layer import Layer, Parameter
+
+
+class WeightOwner(Protocol):
+    """Who has newer weights than the network's own: a trainer, while it is open."""
+
+    def pull(self) -> None:
+        """Bring the network's weights up to date."""
+
+    def push(self) -> None:
+        """Take the network's weights over."""
 
 
 class Sequential(Layer):
@@ -26,6 +36,7 @@ class Sequential(Layer):
     ) -> None:
         super().__init__()
         self.input_shape = input_shape
+        self.owner: WeightOwner | None = None
         self._children: dict[str, Layer] = {}
         named = layers[0] if len(layers) == 1 and isinstance(layers[0], Mapping) else None
         pairs = named.items() if named is not None else ((str(i), layer) for i, layer in enumerate(layers))
@@ -105,7 +116,9 @@ class Sequential(Layer):
         return self
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Copies of all weights and running statistics by name, PyTorch's layout."""
+        """Copies of all weights and running statistics by name, PyTorch's layout; of an open trainer the newest."""
+        if self.owner is not None:
+            self.owner.pull()
         return {name: parameter.materialize(name, 0).copy() for name, parameter in self.named_parameters()}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
@@ -125,6 +138,8 @@ class Sequential(Layer):
                 )
         for name, array in arrays.items():
             own[name].assign(array)
+        if self.owner is not None:
+            self.owner.push()
 
     def summary(self, batch: int = 1, input_shape: tuple[int, int, int] | None = None) -> Summary:
         """Table of layers: output shape, parameters, MACs, activation bytes (fp32). Print it."""

@@ -1,0 +1,180 @@
+"""The host emulator: a byte arena, FIFO streams and events in NumPy. To everything above it a real device.
+
+Freed bytes become NaN when the free takes effect, so a missing wait, an early release or a stale prefetch shows as a
+wrong gradient on a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from minidnn.device.base import Device, Event, Launcher, MemoryInfo, Operand, Region, Stream, view
+from minidnn.device.lanes import Lanes, ThreadLanes
+from minidnn.errors import OutOfDeviceMemory, OutOfPinnedMemory
+from minidnn.graph.graph import Graph
+from minidnn.graph.op import Op
+from minidnn.memory.pinned import check_host_limits
+from minidnn.profile.profile import Profile
+from minidnn.units import format_size
+
+POISON = 0xFF
+"""Every float made of these bytes is NaN."""
+
+
+class HostStream(Stream):
+    """A lane of the emulator."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class HostDevice(Device):
+    """NumPy in the place of a GPU. `memory` caps the arena in bytes, as a smaller card would."""
+
+    kind = "host"
+    target = "paper"
+
+    def __init__(self, interleaving: str = "eager", seed: int = 0, memory: int | None = None) -> None:
+        self.name = "host"
+        self.memory = memory
+        self.lanes = ThreadLanes() if interleaving == "threads" else Lanes(interleaving, seed)
+        self.streams: dict[str, HostStream] = {}
+        self._arena_bytes = self._pinned_bytes = 0
+        self._next_address = 1
+        self._regions: dict[int, tuple[Region, bool]] = {}
+
+    # -- memory
+
+    def arena(self, nbytes: int) -> Region:
+        total = self.memory_info()
+        if nbytes > total.free:
+            raise OutOfDeviceMemory(
+                f"the arena needs {format_size(nbytes)}; device {self.name} has {format_size(total.free)} free "
+                f"of {format_size(total.total)}"
+            )
+        region = self._take(nbytes, pinned=False)
+        assert region.array is not None
+        region.array.fill(POISON)
+        return region
+
+    def pinned(self, nbytes: int) -> Region:
+        check_host_limits(nbytes)
+        return self._take(nbytes, pinned=True)
+
+    def _take(self, nbytes: int, pinned: bool) -> Region:
+        try:
+            array = np.empty(nbytes, dtype=np.uint8)
+        except MemoryError:
+            error = OutOfPinnedMemory if pinned else OutOfDeviceMemory
+            raise error(f"{format_size(nbytes)} of host memory cannot be taken; use a smaller batch or budget") from None
+        region = Region(nbytes, self._next_address, array)
+        self._next_address += 1
+        self._regions[region.address] = (region, pinned)
+        if pinned:
+            self._pinned_bytes += nbytes
+        else:
+            self._arena_bytes += nbytes
+        return region
+
+    def give_back(self, region: Region) -> None:
+        held = self._regions.pop(region.address, None)
+        if held is not None:
+            if held[1]:
+                self._pinned_bytes -= region.nbytes
+            else:
+                self._arena_bytes -= region.nbytes
+
+    def memory_info(self) -> MemoryInfo:
+        total = self.memory if self.memory is not None else _physical_memory()
+        return MemoryInfo(self._arena_bytes, max(0, total - self._arena_bytes), total, self._pinned_bytes)
+
+    def write(self, arena: Region, offset: int, data: np.ndarray) -> None:
+        _bytes(arena, offset, data.nbytes)[:] = data
+
+    def read(self, arena: Region, offset: int, nbytes: int) -> np.ndarray:
+        return _bytes(arena, offset, nbytes).copy()
+
+    def discard(self, arena: Region, offset: int, nbytes: int, stream: Stream | None) -> None:
+        poison = partial(_bytes(arena, offset, nbytes).fill, POISON)
+        if stream is None:
+            poison()
+        else:
+            self.lanes.submit(stream.name, poison)
+
+    # -- lanes
+
+    def stream(self, name: str) -> HostStream:
+        return self.streams.setdefault(name, HostStream(name))
+
+    def copy_in(self, arena: Region, offset: int, source: Region, at: int, nbytes: int, stream: Stream) -> None:
+        self.lanes.submit(
+            stream.name, partial(np.copyto, _bytes(arena, offset, nbytes), _bytes(source, at, nbytes))
+        )
+
+    def copy_out(self, arena: Region, offset: int, target: Region, at: int, nbytes: int, stream: Stream) -> None:
+        self.lanes.submit(
+            stream.name, partial(np.copyto, _bytes(target, at, nbytes), _bytes(arena, offset, nbytes))
+        )
+
+    def record(self, stream: Stream) -> Event:
+        return self.lanes.submit(stream.name, None)
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        self.lanes.submit(stream.name, None, (event,))
+
+    def host_wait(self, event: Event) -> None:
+        self.lanes.wait(event)
+
+    def host_sync(self, stream: Stream) -> None:
+        self.lanes.sync(stream.name)
+
+    def after(self, worker: str, event: Event, action: Callable[[], None]) -> Event:
+        return self.lanes.submit(worker, action, (event,))
+
+    # -- ops
+
+    def launcher(
+        self, graph: Graph, op: Op, algorithm: str, operands: Mapping[str, Operand | list[Operand]],
+        workspace: tuple[int, int] | None, arena: Region, stream: Stream,
+    ) -> Launcher:  # fmt: skip
+        from minidnn.ops.numpy_ops import ALGORITHMS, OPS
+
+        arguments: dict[str, Any] = {
+            name: [_array(arena, o) for o in operand] if isinstance(operand, list) else _array(arena, operand)
+            for name, operand in operands.items()
+        }
+        arguments.update(op.attributes)
+        if op.function in ALGORITHMS:
+            arguments["algorithm"] = algorithm
+            arguments["workspace"] = _bytes(arena, *workspace) if workspace else None
+        return partial(self.lanes.submit, stream.name, partial(OPS[op.function], **arguments))
+
+    def profile(self, graph: Graph) -> Profile:
+        from minidnn.profile.host import host_profile
+
+        return host_profile(graph)
+
+    def close(self) -> None:
+        self.lanes.close()
+        self._regions.clear()
+        self._arena_bytes = self._pinned_bytes = 0
+
+
+def _array(arena: Region, operand: Operand) -> np.ndarray:
+    return view(operand.tensor, _bytes(arena, operand.offset, operand.tensor.nbytes))
+
+
+def _bytes(region: Region, offset: int, nbytes: int) -> np.ndarray:
+    assert region.array is not None
+    assert 0 <= offset and offset + nbytes <= region.nbytes, "a buffer leaves its region"
+    return region.array[offset : offset + nbytes]
+
+
+def _physical_memory() -> int:
+    import os
+
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,31 @@
+"""`base` and `keep`: nothing leaves the device.
+
+`base` is the reference of the vDNN papers (vDNN++ section II-B): all outputs, weights and gradients stay; two chunks, each
+as large as the largest dX / dY, serve all of them in turn. `keep` frees every buffer at its last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from minidnn.graph.tensor import Role
+from minidnn.plan.mode import Request
+from minidnn.plan.plan import Plan, pick_algorithms, stages_by_op
+
+
+def base(request: Request) -> Iterator[Plan]:
+    """Everything stays; gradients of activations alternate between two chunks of equal size."""
+    graph = request.graph
+    gradients = [t for t in graph.tensors.values() if t.role is Role.GRADIENT and not t.name.endswith("@micro")]
+    chunk = max((t.nbytes for t in gradients), default=0)
+    yield Plan(
+        str(request.mode), stages_by_op(graph), pick_algorithms(graph, request.profile, request.mode.rule),
+        rule=request.mode.rule, lifetime="iteration", reserve={t.name: chunk for t in gradients},
+    )  # fmt: skip
+
+
+def keep(request: Request) -> Iterator[Plan]:
+    """Nothing is offloaded, everything is freed at its last use."""
+    graph = request.graph
+    rule = request.mode.rule
+    yield Plan(str(request.mode), stages_by_op(graph), pick_algorithms(graph, request.profile, rule), rule=rule)

@@ -1,0 +1,76 @@
+"""What a policy decides. A `Plan` is a value; lowering turns it into a schedule, and only lowering knows how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from minidnn.graph.graph import Graph
+from minidnn.graph.op import Op
+from minidnn.profile.profile import Algorithm, Profile
+
+ORDERS = ("prefetch-first", "derivative-first")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Decisions for one graph.
+
+    `stages`: consecutive ops [start, stop) whose buffers are allocated when the group starts and freed when it ends,
+    with one workspace of the largest need. `offload`: activations that leave the device between their last use in
+    forward and their first in backward (the network's input is never copied out: it comes again from the host).
+    `prefetch`: first op of a stage -> tensors whose copy-in starts there; what no stage prefetches is fetched before
+    use. `sync`: what the host waits for at the end of each stage: "both" lanes (vDNN), "compute" (vDNN++: copy-outs
+    are freed by release workers), or "none" (streams and events only). `rule`: how algorithms were picked; those of
+    "g" are bounded by the room that each stage leaves, once that is known. `lifetime`: buffers end at their "last-use", or
+    stay for the "iteration". `reserve`: bytes to take for a tensor where more than its own. `free_before`: offloaded
+    tensor -> the op before whose allocations its release is counted as done.
+    """
+
+    mode: str
+    stages: tuple[tuple[int, int], ...]
+    algorithms: Mapping[str, Algorithm] = field(default_factory=dict)
+    offload: tuple[str, ...] = ()
+    prefetch: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    order: str = "prefetch-first"
+    sync: str = "none"
+    rule: str = "p"
+    lifetime: str = "last-use"
+    reserve: Mapping[str, int] = field(default_factory=dict)
+    free_before: Mapping[str, int] = field(default_factory=dict)
+
+    def algorithm(self, op: Op) -> Algorithm:
+        """The algorithm chosen for an op."""
+        return self.algorithms.get(op.name, Algorithm())
+
+
+def stages_by_op(graph: Graph) -> tuple[tuple[int, int], ...]:
+    """One stage per op."""
+    return tuple((i, i + 1) for i in range(len(graph.ops)))
+
+
+def stages_by_layer(graph: Graph) -> tuple[tuple[int, int], ...]:
+    """One stage per layer and direction, as in the vDNN papers."""
+    starts = [
+        i
+        for i, op in enumerate(graph.ops)
+        if i == 0 or (op.layer, op.forward) != (graph.ops[i - 1].layer, graph.ops[i - 1].forward)
+    ]
+    return tuple(zip(starts, [*starts[1:], len(graph.ops)], strict=True))
+
+
+def pick_algorithms(graph: Graph, profile: Profile, rule: str, bound: int | None = None) -> dict[str, Algorithm]:
+    """Per op an algorithm by the papers' rules: `p` the fastest, `m` the least workspace, `g` the fastest within
+    `bound` bytes (where none fits, the least)."""
+    chosen = {}
+    for op in graph.ops:
+        ways = profile.algorithms(graph, op)
+        smallest = min(ways, key=lambda a: a.workspace)
+        if rule == "p":
+            chosen[op.name] = ways[0]
+        elif rule == "m":
+            chosen[op.name] = smallest
+        else:
+            fits = [a for a in ways if bound is None or a.workspace <= bound]
+            chosen[op.name] = fits[0] if fits else smallest
+    return chosen

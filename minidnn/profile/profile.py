@@ -1,0 +1,95 @@
+"""The `Profile` type: per op and algorithm its time and workspace, and the link's rates. Always says where from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from minidnn.errors import ArgumentError
+from minidnn.graph.graph import Graph
+from minidnn.graph.op import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One way to compute an op: its workspace in bytes, and its time in ms where known."""
+
+    name: str = "default"
+    workspace: int = 0
+    ms: float | None = None
+    deterministic: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Host link: rates in bytes per second each way and latency per copy in ms; `duplex`: both ways at once."""
+
+    d2h: float
+    h2d: float
+    latency_ms: float = 0.01
+    duplex: bool = True
+
+    def ms(self, nbytes: int, to_host: bool) -> float:
+        """Time of one copy."""
+        return self.latency_ms + nbytes / (self.d2h if to_host else self.h2d) * 1e3
+
+
+def op_key(graph: Graph, op: Op) -> str:
+    """Key of an op's entries: function, shapes, dtypes, layouts and attributes, so that equal work shares entries."""
+    operands = []
+    for argument, name in op.bindings:
+        t = graph.tensors[name]
+        operands.append(f"{argument}={t.dtype}{list(t.shape)}{'' if t.layout == 'NCHW' else t.layout}")
+    if op.kind == "update":  # lists of many tensors: their total is what counts
+        operands = [f"bytes={sum(graph.tensors[n].nbytes for n in op.tensors)}", f"tensors={len(op.tensors)}"]
+    attributes = [f"{k}={v}" for k, v in op.attributes if k != "op"]
+    return " ".join([op.function, graph.target.precision, *operands, *attributes])
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Entries by `op_key`; algorithms are listed fastest first. `source`: "measured on ...", "modelled ...", "host"."""
+
+    source: str
+    entries: Mapping[str, tuple[Algorithm, ...]] = field(default_factory=dict)
+    link: Link | None = None
+    launch_ms: float = 0.005
+    """Host time to issue one action, in ms."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether the times were measured on a device."""
+        return self.source.startswith("measured")
+
+    def algorithms(self, graph: Graph, op: Op) -> tuple[Algorithm, ...]:
+        """The ways to compute an op, fastest first. An op that no entry names has one, without workspace."""
+        return self.entries.get(op_key(graph, op), (Algorithm(),))
+
+    def time_ms(self, graph: Graph, op: Op, algorithm: str) -> float:
+        """Time of the op with that algorithm. Raises ArgumentError when the profile does not know it."""
+        for entry in self.algorithms(graph, op):
+            if entry.name == algorithm and entry.ms is not None:
+                return entry.ms
+        raise ArgumentError(f"profile ({self.source}) has no time for {op.name} with algorithm {algorithm}")
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        entries = {key: [asdict(a) for a in algorithms] for key, algorithms in self.entries.items()}
+        link = asdict(self.link) if self.link else None
+        text = {"source": self.source, "launch_ms": self.launch_ms, "link": link, "entries": entries}
+        Path(path).write_text(json.dumps(text, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Profile:
+        """Read what `save` wrote. Raises ArgumentError naming the file when it is no profile."""
+        try:
+            text = json.loads(Path(path).read_text())
+            entries = {key: tuple(Algorithm(**a) for a in algorithms) for key, algorithms in text["entries"].items()}
+            link = Link(**text["link"]) if text["link"] else None
+            return cls(text["source"], entries, link, float(text["launch_ms"]))
+        except OSError as error:
+            raise ArgumentError(f"profile {path} cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ArgumentError(f"profile {path} is not a profile that 'minidnn profile' wrote") from None

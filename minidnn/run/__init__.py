@@ -1,0 +1,1 @@
+"""Running schedules: the executor, the simulator, the choice among plans, and the trainer."""

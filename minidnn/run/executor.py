@@ -1,0 +1,161 @@
+"""The executor: walks a schedule on a device.
+
+A schedule is compiled once into a list of closures, one for each action; an iteration calls them in order. Everything
+slow (binding kernels, building cuDNN plans) happens at compile time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from minidnn.device.base import Device, Event, Operand, Region
+from minidnn.errors import DeviceError, MiniDnnError
+from minidnn.graph.tensor import Tensor
+from minidnn.run.slot import BatchSlot
+from minidnn.schedule.actions import (
+    Action, Alloc, AwaitReleases, Buffer, Free, HostRange, HostSync, HostWait, Launch, Offload, Prefetch, Record,
+    Release, Schedule, Token, Wait,
+)  # fmt: skip
+
+Step = Callable[[], None]
+
+
+class Executor:
+    """Runs one planned schedule, over and over, in an arena and a pinned slab that others own."""
+
+    def __init__(self, device: Device, schedule: Schedule, arena: Region, pinned: Region | None) -> None:
+        self.device = device
+        self.schedule = schedule
+        self.arena = arena
+        self.pinned = pinned
+        self.events: dict[Token, Event] = {}
+        self.slot: BatchSlot | None = None
+        self.steps: list[tuple[Action, Step]] = []
+        for action in schedule.actions:
+            step = self.compile(action)
+            if step is not None:
+                self.steps.append((action, step))
+
+    def run(self, slot: BatchSlot) -> None:
+        """Issue one iteration over the batch in `slot`. Device work may still be running on return.
+
+        Raises DeviceError naming the action that failed; minidnn's own errors and KeyboardInterrupt pass with the
+        action as a note.
+        """
+        self.slot = slot
+        action: Action | None = None
+        try:
+            for action, step in self.steps:  # noqa: B007 - the handler names it
+                step()
+        except (MiniDnnError, KeyboardInterrupt) as error:
+            note(error, f"in action '{action.label if action else 'start'}'")
+            raise
+        except Exception as error:
+            raise DeviceError(f"action '{action.label if action else 'start'}' failed: {error}") from error
+
+    def finish(self) -> None:
+        """Wait for everything that the iteration issued."""
+        for lane in self.schedule.lanes[1:]:
+            if not lane.startswith("release"):
+                self.device.host_sync(self.device.stream(lane))
+
+    # -- one action ------------------------------------------------------------------------------------------------
+
+    def compile(self, action: Action) -> Step | None:
+        """The closure that executes an action; None for those that only plan."""
+        if isinstance(action, Launch):
+            return self.launcher(action)
+        if isinstance(action, Alloc):
+            return partial(self._await, action.waits) if action.waits else None
+        if isinstance(action, Release):
+            return partial(self._release, action)
+        if isinstance(action, Free):
+            return partial(self._free, action)
+        stream = self.device.stream(action.lane) if action.lane != "host" else None
+        if isinstance(action, (Offload, Prefetch)):
+            return partial(self._copy, action, stream)
+        if isinstance(action, Record):
+            return partial(self._record, action.signal, stream)
+        if isinstance(action, Wait):
+            return partial(self._wait, stream, action.waits)
+        if isinstance(action, (HostWait, AwaitReleases)):
+            return partial(self._await, action.waits)
+        if isinstance(action, HostSync):
+            return partial(self.device.host_sync, self.device.stream(action.of))
+        raise DeviceError(f"executor does not know action {action.label}")
+
+    def offset(self, buffer: Buffer) -> int:
+        """Where a buffer lies in the arena."""
+        return buffer.offset
+
+    def launcher(self, action: Launch) -> Step:
+        """Bind a launch to memory."""
+        operands = bind(action, self.schedule.graph.tensors, self.offset)
+        space = action.workspace
+        workspace = (self.offset(space), space.nbytes) if space else None
+        stream = self.device.stream(action.lane)
+        return self.device.launcher(
+            self.schedule.graph, action.launch, action.algorithm, operands, workspace, self.arena, stream
+        )
+
+    def _copy(self, action: Offload | Prefetch, stream: object) -> None:
+        place = action.target if isinstance(action, Offload) else action.source
+        region, at = self._host_place(place)
+        copy = self.device.copy_out if isinstance(action, Offload) else self.device.copy_in
+        copy(self.arena, self.offset(action.buffer), region, at, place.nbytes, stream)  # type: ignore[arg-type]
+
+    def _host_place(self, place: HostRange) -> tuple[Region, int]:
+        if place.kind == "pinned":
+            assert self.pinned is not None
+            return self.pinned, place.offset
+        assert self.slot is not None
+        return self.slot.region, self.slot.place(place.name)
+
+    def _record(self, token: Token, stream: object) -> None:
+        self.events[token] = self.device.record(stream)  # type: ignore[arg-type]
+
+    def _wait(self, stream: object, tokens: tuple[Token, ...]) -> None:
+        for token in tokens:
+            self.device.wait(stream, self.events[token])  # type: ignore[arg-type]
+
+    def _await(self, tokens: tuple[Token, ...]) -> None:
+        for token in tokens:
+            self.device.host_wait(self.events[token])
+
+    def _free(self, action: Free) -> None:
+        stream = None if action.lane == "host" else self.device.stream(action.lane)
+        for buffer in action.frees:
+            self.device.discard(self.arena, self.offset(buffer), buffer.nbytes, stream)
+
+    def _release(self, action: Release) -> None:
+        (copied,) = action.waits
+        assert action.signal is not None
+        self.events[action.signal] = self.device.after(action.lane, self.events[copied], partial(self.released, action))
+
+    def released(self, action: Release) -> None:
+        """On the release worker, after the copy-out: the bytes are free."""
+        for buffer in action.frees:
+            self.device.discard(self.arena, self.offset(buffer), buffer.nbytes, None)
+
+
+def bind(
+    action: Launch, tensors: Mapping[str, Tensor], offset: Callable[[Buffer], int]
+) -> dict[str, Operand | list[Operand]]:
+    """Argument name -> operand; arguments written `w[]` become lists."""
+    operands: dict[str, Operand | list[Operand]] = {}
+    for argument, buffer in action.operands:
+        operand = Operand(tensors[buffer.tensor], offset(buffer))
+        if argument.endswith("[]"):
+            items = operands.setdefault(argument[:-2], [])
+            assert isinstance(items, list)
+            items.append(operand)
+        else:
+            operands[argument] = operand
+    return operands
+
+
+def note(error: BaseException, text: str) -> None:
+    """`error.add_note` for Python 3.10 too."""
+    notes = [*getattr(error, "__notes__", []), text]
+    error.__notes__ = notes  # type: ignore[attr-defined]

@@ -1,0 +1,259 @@
+"""Whole data sets: epochs of training with log, checkpoints and progress; evaluation.
+
+One batch is in flight while the next is issued and the one after is loaded: three slots.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from minidnn import checkpoint as checkpoints
+from minidnn.data.dataset import Data, Dataset
+from minidnn.data.loader import Loader, batch_count
+from minidnn.errors import ArgumentError, CheckpointError
+from minidnn.nn.loss import CrossEntropyLoss
+
+if TYPE_CHECKING:
+    from minidnn.run.trainer import FeedSlot, Pending, StepResult, Trainer
+
+
+@dataclass
+class Totals:
+    """Running sums over batches; means are weighted by the batches' sample weights."""
+
+    loss: float = 0.0
+    weight: float = 0.0
+    correct: int = 0
+    rows: int = 0
+
+    def add(self, result: StepResult, weight: float) -> None:
+        """Take a batch in."""
+        self.loss += result.loss * weight
+        self.weight += weight
+        self.correct += result.correct
+        self.rows += result.rows
+
+    def metrics(self, prefix: str) -> dict[str, float]:
+        """`{prefix}_loss` and `{prefix}_accuracy`."""
+        return {f"{prefix}_loss": self.loss / self.weight, f"{prefix}_accuracy": self.correct / self.rows}
+
+
+@dataclass
+class FitResult:
+    """How a run ended: the last epoch's metrics, and whether it was stopped early by request."""
+
+    steps: int = 0
+    epochs: int = 0
+    seconds: float = 0.0
+    images: int = 0
+    interrupted: bool = False
+    metrics: dict[str, float] = field(default_factory=dict)
+    checkpoint: Path | None = None
+
+    @property
+    def images_per_s(self) -> float:
+        """Training throughput, evaluation excluded."""
+        return self.images / self.seconds if self.seconds else 0.0
+
+
+def fit(
+    trainer: Trainer, data: Data | Dataset, epochs: int = 1, *, steps: int | None = None, shuffle: bool = True,
+    log: str | Path | None = None, checkpoint: str | Path | None = None, checkpoint_every: int | None = None,
+    resume: str | Path | None = None, evaluate_epochs: bool = True, progress: bool = False,
+    on_epoch: Callable[[int, dict[str, float]], None] | None = None,
+) -> FitResult:  # fmt: skip
+    """Train for `epochs` passes, or until `steps` updates in all.
+
+    `log` appends one JSON object a step and epoch. `checkpoint` is a directory: written at the end of each epoch, every
+    `checkpoint_every` steps, and when `trainer.stop_requested` ends the run. `resume` goes on from such a directory,
+    bit-exactly, data order included. A non-finite loss raises NonFiniteLoss and nothing is saved after it.
+    """
+    if epochs < 1 or (steps is not None and steps < 1) or (checkpoint_every is not None and checkpoint_every < 1):
+        raise ArgumentError(f"epochs, steps, checkpoint_every are {epochs}, {steps}, {checkpoint_every}; each must be 1 or more")
+    run = _Run(trainer, _as_data(data), epochs, steps, shuffle, checkpoint, checkpoint_every)
+    if resume is not None:
+        run.resume(Path(resume))
+    run.announce()
+    stream: TextIO | None = None
+    if log is not None:
+        try:
+            stream = open(log, "a", encoding="utf-8")  # noqa: SIM115 - closed below, after many epochs
+        except OSError as error:
+            raise ArgumentError(f"log {log} cannot be written: {error.strerror}") from None
+    try:
+        return run.train(stream, evaluate_epochs, progress, on_epoch)
+    finally:
+        if stream is not None:
+            stream.close()
+
+
+def evaluate(trainer: Trainer, data: Data | Dataset) -> dict[str, float]:
+    """Mean loss and accuracy over the test set (of `Data`; a `Dataset` as it is): `test_loss`, `test_accuracy`."""
+    dataset = (data.test or data.train) if isinstance(data, Data) else data
+    _check_data(trainer, dataset)
+    totals = Totals()
+    with Loader(dataset, trainer.batch, trainer._slots, shuffle=False) as batches:
+        for slot, rows in batches:
+            totals.add(trainer.settle(trainer.issue(slot.batch, rows, train=False)), _weight(trainer, slot, rows))
+            slot.release()
+    return totals.metrics("test")
+
+
+@dataclass
+class _Run:
+    trainer: Trainer
+    data: Data
+    epochs: int
+    steps: int | None
+    shuffle: bool
+    checkpoint: str | Path | None
+    checkpoint_every: int | None
+    epoch: int = 0
+    batch: int = 0  # batches of this epoch that are done
+    result: FitResult = field(default_factory=FitResult)
+
+    def __post_init__(self) -> None:
+        _check_data(self.trainer, self.data.train)
+
+    def announce(self) -> None:
+        """Plan the last, partial batches of both sets now: a budget that they break is refused before step 1."""
+        from minidnn.run.program import Purpose
+
+        trainer = self.trainer
+        for dataset, train in ((self.data.train, True), (self.data.test, False)):
+            rows = len(dataset) % trainer.batch if dataset is not None else 0
+            micro = rows % trainer.micro_batch
+            if rows and micro:
+                later = rows > trainer.micro_batch
+                trainer.programs.executor(Purpose(train=train, accumulate=train and later), micro)
+
+    def train(
+        self, log: TextIO | None, evaluate_epochs: bool, progress: bool,
+        on_epoch: Callable[[int, dict[str, float]], None] | None,
+    ) -> FitResult:  # fmt: skip
+        """The epochs."""
+        while self.epoch < self.epochs and not self._enough and not self.trainer.stop_requested:
+            totals = self._epoch(log, progress)
+            if self.batch < batch_count(len(self.data.train), self.trainer.batch):
+                self.result.metrics = totals.metrics("train") if totals.rows else {}
+                break  # stopped, or enough steps: the epoch is not complete
+            self.epoch, self.batch = self.epoch + 1, 0
+            metrics = totals.metrics("train")
+            if evaluate_epochs and self.data.test is not None:
+                metrics |= evaluate(self.trainer, self.data)
+            self.result.metrics = metrics
+            self._write(log, {"epoch": self.epoch, **metrics, "images_per_s": self.result.images_per_s})
+            if on_epoch:
+                on_epoch(self.epoch, metrics)
+            if self.checkpoint is not None:
+                self.save()
+        self.result.interrupted = self.trainer.stop_requested
+        if self.checkpoint is not None and self.batch:
+            self.save()
+        self.result.steps, self.result.epochs = self.trainer.step_count, self.epoch
+        return self.result
+
+    @property
+    def _enough(self) -> bool:
+        return self.steps is not None and self.trainer.step_count >= self.steps
+
+    def _epoch(self, log: TextIO | None, progress: bool) -> Totals:
+        """Train until the epoch ends, enough steps are done, or a stop is requested."""
+        from tqdm import tqdm
+
+        trainer, totals = self.trainer, Totals()
+        loader = Loader(
+            self.data.train, trainer.batch, trainer._slots, shuffle=self.shuffle, seed=trainer.seed & 0xFFFFFFFF,
+            epoch=self.epoch, start_batch=self.batch,
+        )  # fmt: skip
+        pending: list[tuple[Pending, FeedSlot]] = []
+        began = time.perf_counter()
+        bar = tqdm(total=len(loader), desc=f"epoch {self.epoch + 1}", leave=False, disable=not progress)
+
+        def settle() -> None:
+            issued, slot = pending.pop(0)
+            result = trainer.settle(issued)
+            totals.add(result, _weight(trainer, slot, result.rows))
+            slot.release()
+            self.result.images += result.rows
+            self._write(log, {"step": result.step, "loss": result.loss, "accuracy": result.accuracy, "rows": result.rows})
+            bar.set_postfix(loss=f"{result.loss:.4f}", refresh=False)
+            bar.update()
+
+        try:
+            with loader as batches:
+                for slot, rows in batches:
+                    pending.append((trainer.issue(slot.batch, rows), slot))
+                    self.batch += 1
+                    if len(pending) > 1:
+                        settle()
+                    if trainer.stop_requested or self._enough:
+                        break
+                    if self.checkpoint is not None and self.checkpoint_every and self.batch % self.checkpoint_every == 0:
+                        while pending:
+                            settle()
+                        self.save()
+                while pending:
+                    settle()
+        except BaseException:
+            for _, slot in pending:
+                slot.release()
+            raise
+        finally:
+            bar.close()
+            self.result.seconds += time.perf_counter() - began
+        return totals
+
+    def save(self) -> None:
+        """Write a checkpoint of this moment."""
+        trainer = self.trainer
+        state = {
+            "version": 1, "step": trainer.step_count, "epoch": self.epoch, "batch": self.batch, "seed": trainer.seed,
+            "batch_size": trainer.batch, "shuffle": self.shuffle, "precision": trainer.target.precision,
+        }  # fmt: skip
+        content = checkpoints.Checkpoint(trainer.state_dict(), trainer.optimizer_state(), state)
+        assert self.checkpoint is not None
+        self.result.checkpoint = checkpoints.save(Path(self.checkpoint), trainer.step_count, content)
+
+    def resume(self, path: Path) -> None:
+        """Go on from a checkpoint."""
+        trainer, found = self.trainer, checkpoints.read(path)
+        for key, own in (("seed", trainer.seed), ("batch_size", trainer.batch), ("shuffle", self.shuffle)):
+            if found.state.get(key) != own:
+                raise CheckpointError(
+                    f"checkpoint {path} has {key} {found.state.get(key)}; this run has {own}: use the same to resume"
+                )
+        trainer.net.load_state_dict(found.weights)
+        trainer.load_optimizer_state(dict(found.optimizer))
+        trainer.step_count = int(found.state["step"])
+        self.epoch, self.batch = int(found.state["epoch"]), int(found.state["batch"])
+
+    def _write(self, log: TextIO | None, record: dict[str, Any]) -> None:
+        if log is not None:
+            log.write(json.dumps(record) + "\n")
+            log.flush()
+
+
+def _as_data(data: Data | Dataset) -> Data:
+    return data if isinstance(data, Data) else Data("data", data)
+
+
+def _check_data(trainer: Trainer, dataset: Dataset) -> None:
+    if tuple(dataset.input_shape) != trainer.sample_shape:
+        raise ArgumentError(
+            f"data have images of {list(dataset.input_shape)}; the network was set up for {list(trainer.sample_shape)}"
+        )
+    if not isinstance(trainer.loss, CrossEntropyLoss):
+        raise ArgumentError("loss is not CrossEntropyLoss; data sets have class labels, use trainer.step for other targets")
+    classes = trainer._output_shape[1]
+    if dataset.classes is not None and dataset.classes > classes:
+        raise ArgumentError(f"data have {dataset.classes} classes; the network has {classes} outputs")
+
+
+def _weight(trainer: Trainer, slot: FeedSlot, rows: int) -> float:
+    return 1.0 / trainer.loss.inverse_weight(slot.batch.array("labels")[:rows], (rows, *trainer._output_shape[1:]))

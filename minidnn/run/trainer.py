@@ -1,0 +1,355 @@
+"""The trainer: a network, a loss, an optimizer and a memory mode on a device. One step is: fill a slot, run the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minidnn.data.loader import Slot
+from minidnn.device.base import Device, Event, Operand, load, numpy_dtype, store
+from minidnn.device.open import open_device
+from minidnn.errors import ArgumentError, DataError, NonFiniteLoss
+from minidnn.graph.graph import Target
+from minidnn.graph.tensor import Role, Tensor
+from minidnn.nn.loss import Loss
+from minidnn.nn.sequential import Sequential
+from minidnn.optim import Optimizer
+from minidnn.plan.mode import parse_mode
+from minidnn.run.choose import Options
+from minidnn.run.executor import note
+from minidnn.run.program import Programs, Purpose, Recipe
+from minidnn.run.slot import BatchSlot, slot_fields
+from minidnn.schedule.actions import MEMORY, Schedule
+from minidnn.units import parse_size
+
+if TYPE_CHECKING:
+    from minidnn.data.dataset import Data, Dataset
+    from minidnn.run.loop import FitResult
+
+SLOTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one batch gave: mean loss, correct predictions (classification), rows. `step` counts updates from 0."""
+
+    step: int
+    loss: float
+    correct: int
+    rows: int
+
+    @property
+    def accuracy(self) -> float:
+        """Share of correct predictions."""
+        return self.correct / self.rows
+
+
+class FeedSlot(Slot):
+    """A batch slot as the loader sees it: its input and labels."""
+
+    def __init__(self, batch: BatchSlot) -> None:
+        super().__init__(batch.array("input"), batch.array("labels"))
+        self.batch = batch
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A batch that was issued: its results are in the slot once `done` is."""
+
+    slot: BatchSlot
+    rows: int
+    parts: int
+    step: int
+    done: Event
+
+
+class Trainer:
+    """Trains `net` in a memory mode. A context manager; at its end the network has the newest weights.
+
+    `batch` is the largest number of rows, `memory` a mode such as `"vdnn++:conv(p)"`, `budget` bytes of device memory
+    (int or `"4GiB"`; None: what the mode needs), `device` `"auto"`, `"host"`, `"cuda"`, `"cuda:1"` or an open Device,
+    `precision` fp32, tf32, bf16 (host also fp64), `target` "paper" or "native" (None: the device's).
+    `micro_batch` rows at a time are computed, gradients summed, one update made. `max_norm` clips gradients.
+
+    Raises ShapeError naming a layer, BudgetError with the smallest budget that works, OutOfDeviceMemory and
+    OutOfPinnedMemory before the first step.
+    """
+
+    def __init__(
+        self, net: Sequential, loss: Loss, optimizer: Optimizer, batch: int, *, memory: str = "base",
+        budget: int | str | None = None, device: str | Device = "auto", precision: str = "fp32",
+        target: str | None = None, order: str = "prefetch-first", fit: str | None = None, placement: str = "planned",
+        micro_batch: int | None = None, max_norm: float | None = None, seed: int = 0,
+        input_shape: tuple[int, ...] | None = None, deterministic: bool = False,
+    ) -> None:  # fmt: skip
+        shape = input_shape or net.input_shape
+        _check(batch, micro_batch, max_norm, seed, shape)
+        assert shape is not None
+        self.net, self.loss, self.optimizer = net, loss, optimizer
+        self.batch, self.micro_batch, self.seed = batch, micro_batch or batch, seed
+        self.sample_shape = tuple(shape)
+        self.step_count = 0
+        self.stop_requested = False
+        self._failed = self._closed = False
+        self._slots: list[FeedSlot] = []
+        self._owns_device = isinstance(device, str)
+        mode = parse_mode(memory)
+        limit = None if budget is None else parse_size(budget, "budget")
+        options = Options(order, fit, placement, limit)
+        net.initialize(seed)
+        self.device = (
+            open_device(device, precision=precision, deterministic=deterministic) if isinstance(device, str) else device
+        )
+        try:
+            name = target or self.device.target
+            self.target = Target(name, precision, self.device.layout(name, precision))
+            at_end = max_norm is not None or self.micro_batch < batch or (name == "native" and mode.family == "base")
+            recipe = Recipe(
+                net, loss, optimizer, self.target, mode, options, self.sample_shape, at_end, max_norm
+            )
+            self.programs = Programs(self.device, recipe, self.micro_batch, self._first_purposes())
+            self._open()
+        except BaseException:
+            self._failed = True
+            self.close()
+            raise
+
+    # -- opening and closing ---------------------------------------------------------------------------------------
+
+    def _first_purposes(self) -> list[Purpose]:
+        if self.micro_batch == self.batch:
+            return [Purpose(train=True), Purpose(train=False)]
+        return [
+            Purpose(train=True, accumulate=True), Purpose(train=True, update=False),
+            Purpose(train=True, accumulate=True, update=False), Purpose(train=False),
+        ]  # fmt: skip
+
+    def _open(self) -> None:
+        graph = self.schedule.graph
+        parts = -(-self.batch // self.micro_batch)
+        self._output_shape = self.net.infer((self.batch, *self.sample_shape))
+        labels = self.loss.label_shape(self._output_shape)
+        fields = slot_fields(graph, labels, self.loss.label_dtype, self.batch, parts)
+        for _ in range(SLOTS):
+            self._slots.append(FeedSlot(BatchSlot(self.device, fields)))
+        for purpose in self._first_purposes():
+            self.programs.executor(purpose, self.micro_batch)
+        self.push()
+        self.net.owner = self
+
+    def close(self) -> None:
+        """Bring the network's weights up to date (not after a failure inside an iteration) and give all memory back."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if not self._failed:
+                self.pull()
+        finally:
+            if self.net.owner is self:
+                self.net.owner = None
+            for slot in self._slots:
+                slot.batch.close()
+            if hasattr(self, "programs"):
+                self.programs.close()
+            if self._owns_device and hasattr(self, "device"):
+                self.device.close()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- what it takes ---------------------------------------------------------------------------------------------
+
+    @property
+    def schedule(self) -> Schedule:
+        """The training schedule of the full (micro-)batch."""
+        return self.programs.schedules[(self._first_purposes()[0], self.micro_batch)]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of the device arena."""
+        return self.programs.peak_bytes
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of the pinned slab, without the batch slots."""
+        return self.programs.pinned_bytes
+
+    @property
+    def batch_slot_bytes(self) -> int:
+        """Bytes of the batch slots (pinned on CUDA)."""
+        return sum(slot.batch.region.nbytes for slot in self._slots)
+
+    # -- weights ---------------------------------------------------------------------------------------------------
+
+    def _persistent(self) -> Iterator[tuple[Tensor, Operand]]:
+        tensors = self.schedule.graph.tensors
+        for buffer in self.schedule.persistent:
+            yield tensors[buffer.tensor], Operand(tensors[buffer.tensor], buffer.offset)
+
+    def push(self) -> None:
+        """Upload the network's weights; optimizer state and gradients start at zero."""
+        arena = self.programs.arena
+        assert arena is not None
+        parameters = dict(self.net.named_parameters())
+        for t, operand in self._persistent():
+            name = t.name.removesuffix("@bf16")
+            if name in parameters:
+                value = parameters[name].materialize(name, self.seed)
+            elif t.name == "class_weight":
+                value = np.asarray(getattr(self.loss, "weight"))  # noqa: B009 - only losses with classes have one
+            else:
+                value = np.zeros(t.shape, dtype=numpy_dtype(t.dtype))
+            store(self.device, arena, operand, value)
+
+    def pull(self) -> None:
+        """Download the newest weights and running statistics into the network."""
+        arena = self.programs.arena
+        assert arena is not None
+        parameters = dict(self.net.named_parameters())
+        for t, operand in self._persistent():
+            if t.name in parameters:
+                parameters[t.name].assign(load(self.device, arena, operand))
+
+    def optimizer_state(self) -> dict[str, np.ndarray]:
+        """Copies of the optimizer's buffers: `features.0.weight@momentum` -> array in PyTorch's layout."""
+        arena = self.programs.arena
+        assert arena is not None
+        return {
+            t.name: load(self.device, arena, operand)
+            for t, operand in self._persistent()
+            if t.role is Role.OPTIMIZER_STATE
+        }
+
+    def load_optimizer_state(self, state: dict[str, np.ndarray]) -> None:
+        """Take the buffers that `optimizer_state` gave."""
+        arena = self.programs.arena
+        assert arena is not None
+        for t, operand in self._persistent():
+            if t.role is Role.OPTIMIZER_STATE:
+                if t.name not in state:
+                    raise ArgumentError(f"optimizer state has no {t.name}; it is of another network or optimizer")
+                store(self.device, arena, operand, state[t.name])
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The network's newest weights."""
+        return self.net.state_dict()
+
+    # -- one batch -------------------------------------------------------------------------------------------------
+
+    def step(self, x: np.ndarray, y: np.ndarray) -> StepResult:
+        """One training iteration on x [rows,C,H,W] and y [rows] (MSE: the output's shape), rows <= batch.
+
+        Raises NonFiniteLoss naming the step when the loss is NaN or infinite.
+        """
+        slot = self._slots[0]
+        rows = self._fill(slot.batch, x, y)
+        return self.settle(self.issue(slot.batch, rows))
+
+    def issue(self, slot: BatchSlot, rows: int, train: bool = True) -> Pending:
+        """Issue the iteration(s) over the first `rows` rows of a slot; device work may go on after the return."""
+        labels = slot.array("labels")[:rows]
+        inverse = self.loss.inverse_weight(labels, (rows, *self._output_shape[1:]))
+        starts = range(0, rows, self.micro_batch)
+        scalars = {
+            "inverse_weight": inverse, "step": float(self.step_count),
+            "seed_low": float(self.seed & 0xFFFFFFFF), "seed_high": float(self.seed >> 32),
+            **self.optimizer.scalars(self.step_count),
+        }  # fmt: skip
+        try:
+            for part, start in enumerate(starts):
+                last = start + self.micro_batch >= rows
+                purpose = Purpose(train=True, accumulate=part > 0, update=last) if train else Purpose(train=False)
+                executor = self.programs.executor(purpose, min(self.micro_batch, rows - start))
+                slot.select(part, start, {**scalars, "micro_step": float(part)})
+                executor.run(slot)
+            done = self.device.record(self.device.stream(MEMORY))
+        except BaseException as error:
+            self._failed = self._failed or train
+            note(error, f"in step {self.step_count}")
+            raise
+        pending = Pending(slot, rows, len(starts), self.step_count, done)
+        self.step_count += train
+        return pending
+
+    def settle(self, pending: Pending) -> StepResult:
+        """Wait for an issued batch and read its results."""
+        self.device.host_wait(pending.done)
+        loss, correct = pending.slot.array("loss")[: pending.parts].astype(np.float64).sum(axis=0)
+        if not np.isfinite(loss):
+            self._failed = True
+            raise NonFiniteLoss(
+                f"the loss of step {pending.step} is {loss}; lower the learning rate or check the data for NaN"
+            )
+        return StepResult(pending.step, float(loss), int(correct), pending.rows)
+
+    def _fill(self, slot: BatchSlot, x: np.ndarray, y: np.ndarray | None) -> int:
+        x = np.asarray(x)
+        rows = len(x) if x.ndim else 0
+        if x.shape[1:] != self.sample_shape or not 1 <= rows <= self.batch:
+            raise ArgumentError(
+                f"x has shape {list(x.shape)}; expected 1 to {self.batch} rows of {list(self.sample_shape)}"
+            )
+        slot.array("input")[:rows] = x
+        if y is None:
+            return rows
+        y, labels = np.asarray(y), slot.array("labels")
+        if y.shape != (rows, *labels.shape[1:]):
+            raise ArgumentError(f"y has shape {list(y.shape)}; expected {[rows, *labels.shape[1:]]}")
+        if labels.dtype == np.int64:
+            classes = self._output_shape[1]
+            if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= classes:
+                raise DataError(f"y has labels of {y.dtype} from {y.min()} to {y.max()}; expected integers 0 to {classes - 1}")
+        labels[:rows] = y
+        return rows
+
+    # -- whole data sets -------------------------------------------------------------------------------------------
+
+    def fit(self, data: Data | Dataset, epochs: int = 1, **options: Any) -> FitResult:
+        """Train for some epochs; see `minidnn.run.loop.fit` for the options (steps, log, checkpoint, resume, progress)."""
+        from minidnn.run.loop import fit
+
+        return fit(self, data, epochs, **options)
+
+    def evaluate(self, data: Data | Dataset) -> dict[str, float]:
+        """Mean loss and accuracy over the test set, with running statistics and without dropout."""
+        from minidnn.run.loop import evaluate
+
+        return evaluate(self, data)
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Logits for x [rows,C,H,W], any number of rows; float32 [rows, classes]."""
+        x = np.asarray(x)
+        slot, outputs = self._slots[0].batch, []
+        if x.shape[1:] != self.sample_shape or not len(x):
+            raise ArgumentError(f"x has shape {list(x.shape)}; expected 1 or more rows of {list(self.sample_shape)}")
+        for start in range(0, len(x), self.micro_batch):
+            rows = self._fill(slot, x[start : start + self.micro_batch], None)
+            executor = self.programs.executor(Purpose(train=False, loss=False), rows)
+            slot.select(0, 0, {})
+            executor.run(slot)
+            self.device.host_wait(self.device.record(self.device.stream(MEMORY)))
+            output = slot.array(executor.schedule.graph.output)[:rows]
+            outputs.append(output.astype(np.float64 if self.target.precision == "fp64" else np.float32))
+        return np.concatenate(outputs)
+
+
+def _check(
+    batch: int, micro_batch: int | None, max_norm: float | None, seed: int, shape: tuple[int, ...] | None
+) -> None:
+    if not isinstance(batch, (int, np.integer)) or isinstance(batch, bool) or batch < 1:
+        raise ArgumentError(f"batch is {batch!r}; it must be an int of 1 or more")
+    if micro_batch is not None and not (isinstance(micro_batch, int) and 1 <= micro_batch <= batch):
+        raise ArgumentError(f"micro_batch is {micro_batch!r}; it must be an int from 1 to the batch, {batch}")
+    if max_norm is not None and not max_norm > 0:
+        raise ArgumentError(f"max_norm is {max_norm!r}; it must be a number above 0")
+    if not isinstance(seed, int) or not 0 <= seed < 2**64:
+        raise ArgumentError(f"seed is {seed!r}; it must be an int from 0 to 2^64 - 1")
+    if shape is None:
+        raise ArgumentError("input_shape is None; give the network or the trainer the (C, H, W) of one sample")

@@ -1,0 +1,369 @@
+"""Plan -> Schedule: the only place that knows about streams, events, releases and their order.
+
+The walk runs twice: first without offsets, for the lifetimes that placement needs, then with them, when an allocation
+also learns which unfinished releases it must wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
+
+from minidnn.graph.graph import Graph
+from minidnn.graph.tensor import Role
+from minidnn.memory.place import place
+from minidnn.plan.plan import Plan
+from minidnn.schedule.actions import (
+    COMPUTE, HOST, MEMORY, UNPLACED, Action, Alloc, AwaitReleases, Buffer, Free, HostRange, HostSync, HostWait, Launch,
+    Offload, Prefetch, Record, Release, Schedule, Token, Wait,
+)  # fmt: skip
+from minidnn.schedule.lifetimes import lifetimes
+from minidnn.units import round_up
+
+ALIGNMENT = 512
+"""CNMeM's rounding, in bytes."""
+RELEASE_WORKERS = 2
+
+
+def persistent_region(
+    graph: Graph, plan: Plan, given: Mapping[str, int] | None = None
+) -> tuple[tuple[Buffer, ...], int]:
+    """The buffers in front of the pool, and their total: what outlives an iteration, and in base the gradients.
+
+    `given` are offsets that another schedule of the same arena has fixed; the others follow behind those.
+    """
+    fixed = dict(given or {})
+    buffers: list[Buffer] = []
+    end = fixed.pop("", 0)
+    for t in graph.tensors.values():
+        stays = plan.lifetime == "iteration" and t.role is Role.WEIGHT_GRADIENT
+        if stays or graph.is_persistent(t.name):
+            offset = fixed.get(t.name)
+            if offset is None:
+                offset, end = end, round_up(end + t.nbytes, ALIGNMENT)
+            buffers.append(Buffer(t.name, 0, offset, t.nbytes))
+    return tuple(buffers), end
+
+
+def walk(
+    graph: Graph, plan: Plan, offsets: Mapping[str, int] | None = None, persistent: Mapping[str, int] | None = None
+) -> Walk:
+    """Lower `plan`; `offsets` gives each stay (`Buffer.key`) its offset in the pool, None leaves all unplaced."""
+    buffers, nbytes = persistent_region(graph, plan, persistent)
+    lowering = Walk(graph, plan, offsets, buffers, nbytes)
+    lowering.run()
+    return lowering
+
+
+@dataclass
+class Walk:
+    """One pass over the stages. `actions` is the result; the other fields are what is true at this point of it."""
+
+    graph: Graph
+    plan: Plan
+    offsets: Mapping[str, int] | None
+    persistent: tuple[Buffer, ...]
+    persistent_bytes: int
+    actions: list[Action] = field(default_factory=list)
+    live: dict[str, Buffer] = field(default_factory=dict)  # tensor -> its present stay on the device
+    instances: dict[str, int] = field(default_factory=dict)
+    arriving: dict[str, Token] = field(default_factory=dict)  # prefetched, copy-in perhaps not done
+    releasing: list[tuple[Buffer, Token]] = field(default_factory=list)  # release issued, perhaps not done
+    fresh: set[str] = field(default_factory=set)  # written on compute since the host last waited for that lane
+    pinned: dict[str, HostRange] = field(default_factory=dict)
+    stage: int = 0
+    tokens: count[int] = field(default_factory=count)
+    workers: count[int] = field(default_factory=count)
+
+    # -- one iteration ---------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Emit the whole iteration."""
+        self.live = {b.tensor: b for b in self.persistent}
+        self._load_batch()
+        for start, stop in self.plan.stages:
+            self.stage = start
+            if start >= self.graph.forward_ops:
+                self._await_releases()
+            self._stage(start, stop)
+        self._await_releases()
+        self._return_results()
+        self._barrier()
+
+    def _load_batch(self) -> None:
+        """The batch, its labels and the step scalars come in from the batch slot."""
+        for name in ("scalars", *self._external):
+            if name not in self.live:
+                self._alloc(name, lane=MEMORY)
+            self._copy_in(name, HostRange("slot", name, 0, self.graph.tensors[name].nbytes))
+        if self.plan.lifetime == "iteration":
+            for name in self._intermediates:
+                if name not in self.live and name not in self.plan.reserve:
+                    self._alloc(name)
+
+    def _stage(self, start: int, stop: int) -> None:
+        new = [n for i in range(start, stop) for n in self._first_written.get(i, ()) if n not in self.live]
+        missing = [n for n in self._needed(start, stop, new) if n not in self.live]
+        ahead = [n for n in self.plan.prefetch.get(start, ()) if n not in self.live and n not in missing]
+        workspace = max((self.plan.algorithm(op).workspace for op in self.graph.ops[start:stop]), default=0)
+
+        for name in missing:
+            self._fetch(name)
+        if self.plan.order == "prefetch-first":
+            for name in ahead:
+                self._fetch(name)
+        for name in new:
+            self._alloc(name)
+        space = self._alloc(f"workspace@{start}", workspace) if workspace else None
+        if self.plan.order != "prefetch-first":
+            for name in ahead:
+                self._fetch(name)
+
+        leaving = self._leaving(start, stop)
+        for name in leaving:
+            if name not in new:
+                self._copy_out(name)
+        self._await_arrivals(start, stop)
+        for i in range(start, stop):
+            self._launch(i, space)
+        for name in leaving:
+            if name in new:  # made and last used in one stage: it can only leave afterwards
+                self._copy_out(name)
+        self._end_of_stage(start, stop, leaving, space)
+
+    def _end_of_stage(self, start: int, stop: int, leaving: list[str], space: Buffer | None) -> None:
+        """Wait as the plan's discipline says, then free what ends here."""
+        if self.plan.sync != "none":
+            self._host_sync(COMPUTE)
+        if self.plan.sync == "both":
+            self._host_sync(MEMORY)
+        ended = [self.live[n] for n in self._ending(start, stop) if n not in leaving]
+        self._free([*([space] if space else []), *ended])
+        for name in leaving:
+            buffer = self.live.pop(name)
+            if self.graph.tensors[name].role is Role.INPUT or self.plan.sync == "both":
+                self._free([buffer])
+            else:
+                self._release(buffer)
+
+    def _return_results(self) -> None:
+        """The loss (inference: and the network's output) goes back to the slot; then nothing is left in the pool."""
+        results = [n for n in self._results if n in self.live]
+        for name in results:
+            self._copy_out(name, HostRange("slot", name, 0, self.graph.tensors[name].nbytes))
+        kept = {b.key for b in self.persistent}
+        rest = [b for b in self.live.values() if b.key not in kept]
+        if self._eager:
+            self._host_sync(MEMORY)
+            self._free(rest)
+        else:
+            self._free(rest, MEMORY)  # the copy of the results came after everything on compute
+
+    def _barrier(self) -> None:
+        """Iterations meet here: no lane enters the next one before all have finished this one."""
+        if self._eager:
+            return  # the host has just waited for both lanes
+        lanes = [lane for lane in (COMPUTE, MEMORY) if any(a.lane == lane for a in self.actions)]
+        done = {lane: self._record(lane) for lane in lanes}
+        for lane in lanes:
+            others = tuple(token for other, token in done.items() if other != lane)
+            if others:
+                self._add(Wait(lane=lane, waits=others))
+
+    # -- which tensors ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _intermediates(self) -> tuple[str, ...]:
+        return tuple(n for n in self.graph.tensors if n not in {b.tensor for b in self.persistent})
+
+    @cached_property
+    def _external(self) -> tuple[str, ...]:
+        roles = {n: self.graph.tensors[n].role for n in self._intermediates}
+        return tuple(n for n, role in roles.items() if role in (Role.INPUT, Role.LABEL) and self.graph.uses[n])
+
+    @cached_property
+    def _results(self) -> tuple[str, ...]:
+        loss = tuple(n for n in self._intermediates if self.graph.tensors[n].role is Role.LOSS)
+        return loss if self.graph.training or loss else (self.graph.output,)
+
+    @cached_property
+    def _first_written(self) -> Mapping[int, tuple[str, ...]]:
+        at: dict[int, list[str]] = {}
+        for name in self._intermediates:
+            at.setdefault(self.graph.first_write[name], []).append(name)
+        return {i: tuple(names) for i, names in at.items()}
+
+    @cached_property
+    def _last_use(self) -> Mapping[int, tuple[str, ...]]:
+        at: dict[int, list[str]] = {}
+        for name in self._intermediates:
+            if self.graph.uses[name] and name not in self._results:
+                at.setdefault(self.graph.uses[name][-1], []).append(name)
+        return {i: tuple(names) for i, names in at.items()}
+
+    def _needed(self, start: int, stop: int, new: list[str]) -> list[str]:
+        names = dict.fromkeys(n for op in self.graph.ops[start:stop] for n in op.tensors)
+        own = {b.tensor for b in self.persistent}
+        return [n for n in names if n not in new and n not in own]
+
+    def _leaving(self, start: int, stop: int) -> list[str]:
+        return [
+            n for n in self.plan.offload
+            if start <= self.graph.last_forward_use(n) < stop and self.graph.first_backward_use(n) >= 0
+        ]  # fmt: skip
+
+    def _ending(self, start: int, stop: int) -> list[str]:
+        if self.plan.lifetime == "iteration":
+            return [n for i in range(start, stop) for n in self._last_use.get(i, ()) if n in self.plan.reserve]
+        return [n for i in range(start, stop) for n in self._last_use.get(i, ())]
+
+    # -- actions ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _eager(self) -> bool:
+        return self.plan.sync != "none"
+
+    def _add(self, action: Action) -> None:
+        self.actions.append(action)
+
+    def _alloc(self, name: str, nbytes: int | None = None, lane: str = COMPUTE) -> Buffer:
+        """A new stay of the tensor, on the lane of its first writer (in eager modes on the host)."""
+        instance = self.instances.get(name, 0)
+        self.instances[name] = instance + 1
+        size = nbytes or self.plan.reserve.get(name) or self.graph.tensors[name].nbytes
+        offset = UNPLACED if self.offsets is None else self.persistent_bytes + self.offsets[f"{name}#{instance}"]
+        buffer = Buffer(name, instance, offset, size)
+        waits = self._overwritten(buffer)
+        if self._eager:
+            self._add(Alloc(lane=HOST, buffer=buffer, waits=waits, op=self.stage))
+        else:
+            if waits:
+                self._add(Wait(lane=lane, waits=waits, op=self.stage))
+            self._add(Alloc(lane=lane, buffer=buffer, op=self.stage))
+        self.live[name] = buffer
+        return buffer
+
+    def _overwritten(self, buffer: Buffer) -> tuple[Token, ...]:
+        """Tokens of the releases that may still hold bytes of this range: nobody may use it before."""
+        if buffer.offset == UNPLACED:
+            return ()
+        hit = [pair for pair in self.releasing if pair[0].overlaps(buffer)]
+        self.releasing = [pair for pair in self.releasing if pair not in hit]
+        return tuple(token for _, token in hit)
+
+    def _copy_in(self, name: str, source: HostRange) -> None:
+        buffer = self.live[name]
+        self._add(Prefetch(lane=MEMORY, buffer=buffer, source=source, writes=(buffer,), op=self.stage))
+        self.arriving[name] = self._record(MEMORY)
+
+    def _fetch(self, name: str) -> None:
+        """Bring an offloaded tensor back: a new stay, and its copy-in."""
+        slot = HostRange("slot", name, 0, self.graph.tensors[name].nbytes)
+        source = slot if self.graph.tensors[name].role is Role.INPUT else self.pinned[name]
+        if not self._eager:
+            self._order(COMPUTE, MEMORY)  # the range was another buffer's, last used on compute
+        self._alloc(name, lane=MEMORY)
+        self._copy_in(name, source)
+
+    def _copy_out(self, name: str, target: HostRange | None = None) -> None:
+        if self.graph.tensors[name].role is Role.INPUT:
+            return  # the host still has the batch
+        buffer = self.live[name]
+        if name in self.fresh:
+            self._order(COMPUTE, MEMORY)  # the copy must not start before its source is written
+        if target is None:
+            offset = max((r.offset + r.nbytes for r in self.pinned.values()), default=0)
+            target = HostRange("pinned", name, round_up(offset, ALIGNMENT), buffer.nbytes)
+            self.pinned[name] = target
+        self._add(Offload(lane=MEMORY, buffer=buffer, target=target, reads=(buffer,), op=self.stage))
+
+    def _await_arrivals(self, start: int, stop: int) -> None:
+        """What the stage reads must have arrived: the host waits in eager modes, else the compute lane does."""
+        for name in dict.fromkeys(n for op in self.graph.ops[start:stop] for n in op.tensors):
+            if name in self.arriving:
+                token = self.arriving.pop(name)
+                if self._eager:
+                    self._add(HostWait(lane=HOST, waits=(token,), op=self.stage))
+                else:
+                    self._add(Wait(lane=COMPUTE, waits=(token,), op=self.stage))
+
+    def _launch(self, index: int, space: Buffer | None) -> None:
+        op = self.graph.ops[index]
+        algorithm = self.plan.algorithm(op)
+        operands = tuple((argument, self.live[name]) for argument, name in op.bindings)
+        used = space if space and algorithm.workspace else None
+        reads = tuple(dict.fromkeys(self.live[n] for _, n in op.reads))
+        writes = tuple(dict.fromkeys([*(self.live[n] for _, n in op.writes), *([used] if used else [])]))
+        self._add(
+            Launch(
+                lane=COMPUTE, launch=op, algorithm=algorithm.name, operands=operands, workspace=used,
+                reads=reads, writes=writes, op=index,
+            )
+        )  # fmt: skip
+        self.fresh.update(n for _, n in op.writes)
+
+    def _host_sync(self, lane: str) -> None:
+        self._add(HostSync(lane=HOST, of=lane, op=self.stage))
+        if lane == COMPUTE:
+            self.fresh.clear()
+        else:
+            self.arriving.clear()
+
+    def _free(self, buffers: list[Buffer], lane: str | None = None) -> None:
+        if buffers:
+            place = lane or (HOST if self._eager else COMPUTE)
+            self._add(Free(lane=place, frees=tuple(buffers), op=self.stage))
+            for b in buffers:
+                self.live.pop(b.tensor, None)
+
+    def _release(self, buffer: Buffer) -> None:
+        """Free an offloaded buffer when its copy-out is done: a release worker does, or the memory lane itself."""
+        until = self.plan.free_before.get(buffer.tensor, self._next_stage)
+        if self._eager:
+            copied = self._record(MEMORY)
+            token, lane = next(self.tokens), f"release-{next(self.workers) % RELEASE_WORKERS}"
+            self._add(Release(lane=lane, frees=(buffer,), waits=(copied,), signal=token, until=until, op=self.stage))
+        else:
+            self._add(Free(lane=MEMORY, frees=(buffer,), until=until, op=self.stage))
+            token = self._record(MEMORY)
+        self.releasing.append((buffer, token))
+
+    @property
+    def _next_stage(self) -> int:
+        return next((stop for start, stop in self.plan.stages if start == self.stage), len(self.graph.ops))
+
+    def _await_releases(self) -> None:
+        """Eager modes: after forward the host waits for all releases. Else the ranges that are re-used wait."""
+        if not self._eager or not self.releasing:
+            return
+        self._add(AwaitReleases(lane=HOST, waits=tuple(token for _, token in self.releasing), op=self.stage))
+        self.releasing.clear()
+
+    def _record(self, lane: str) -> Token:
+        token = next(self.tokens)
+        self._add(Record(lane=lane, signal=token, op=self.stage))
+        return token
+
+    def _order(self, first: str, then: str) -> None:
+        """Everything so far on lane `first` happens before what follows on lane `then`."""
+        self._add(Wait(lane=then, waits=(self._record(first),), op=self.stage))
+
+def lower(
+    graph: Graph, plan: Plan, *, fit: str | None = None, limit: int | None = None,
+    persistent: Mapping[str, int] | None = None,
+) -> Schedule:  # fmt: skip
+    """The schedule of a plan, with every buffer's offset.
+
+    Offsets come from offline placement, which stops early at `limit` pool bytes; or, where `fit` names a heuristic,
+    from the pool run once with it at the smallest size that suffices. `persistent` gives tensors that outlive the
+    iteration the offsets that another schedule of the same arena gave them.
+    """
+    draft = walk(graph, plan, None, persistent)
+    placement = place(lifetimes(draft.actions), limit=limit, alignment=ALIGNMENT)
+    final = walk(graph, plan, placement.offsets, persistent)
+    return Schedule(
+        graph, plan, tuple(final.actions), final.persistent, final.persistent_bytes, placement.nbytes, final.pinned,
+        "planned", fit or "placed", placement.lower_bound,
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+"""How late a release may be: vDNN++ frees an offloaded buffer some time after its copy-out was issued; how long it may take
+before somebody must wait for it is the room that the pool leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from minidnn.schedule.actions import Alloc, Release, Schedule
+from minidnn.schedule.lifetimes import changes
+from minidnn.schedule.lower import ALIGNMENT, lower
+from minidnn.units import round_up
+
+
+def delay_releases(
+    schedule: Schedule, limit: int, fit: str | None = None, persistent: Mapping[str, int] | None = None
+) -> Schedule:
+    """The same plan with every release as late as a pool of `limit` bytes allows, chosen in forward order.
+
+    Each release is delayed to the last stage before which the live bytes stay within the limit. Should the placement of
+    all of them together not fit (fragmentation), the delays are halved until it does; with none it fits for sure.
+    """
+    graph, plan = schedule.graph, schedule.plan
+    starts = [start for start, _ in plan.stages if start < graph.forward_ops] + [len(graph.ops)]
+    peaks = _stage_peaks(schedule, starts)
+    delays: dict[str, tuple[int, int]] = {}  # tensor -> stage index where it is counted free, and at the latest
+    for action in schedule.actions:
+        if not isinstance(action, Release):
+            continue
+        (buffer,) = action.frees
+        soonest = next(i for i, start in enumerate(starts) if start >= action.until)
+        latest, size = soonest, round_up(buffer.nbytes, ALIGNMENT)
+        while latest < len(starts) - 1 and peaks[latest] + size <= limit:
+            peaks[latest] += size
+            latest += 1
+        delays[buffer.tensor] = (soonest, latest)
+    share = 1.0
+    while any(latest > soonest for soonest, latest in delays.values()):
+        free_before = {t: starts[a + int((b - a) * share)] for t, (a, b) in delays.items()}
+        delayed = lower(graph, replace(plan, free_before=free_before), fit=fit, limit=limit, persistent=persistent)
+        if delayed.pool_bytes <= limit:
+            return delayed
+        if share < 0.05:
+            break
+        share /= 2
+    return schedule
+
+
+def _stage_peaks(schedule: Schedule, starts: list[int]) -> list[int]:
+    """Largest live bytes while each forward stage runs."""
+    peaks = [0] * len(starts)
+    live, stage = 0, 0
+    for change in changes(schedule.actions):
+        size = round_up(change.buffer.nbytes, ALIGNMENT)
+        live += size if change.begins else -size
+        op = schedule.actions[min(change.at, len(schedule.actions) - 1)].op
+        while stage < len(starts) - 2 and op >= starts[stage + 1]:
+            stage += 1
+        if op < schedule.graph.forward_ops:
+            peaks[stage] = max(peaks[stage], live)
+    return peaks
+
+
+def stage_room(schedule: Schedule, limit: int) -> dict[int, int]:
+    """Per stage (by its first op) the bytes that a workspace may take beside what is live, within `limit`."""
+    room: dict[int, int] = {}
+    live = 0
+    for change in changes(schedule.actions):
+        size = round_up(change.buffer.nbytes, ALIGNMENT)
+        live += size if change.begins else -size
+        action = schedule.actions[min(change.at, len(schedule.actions) - 1)]
+        if isinstance(action, Alloc):
+            space = size if change.buffer.tensor.startswith("workspace@") else 0
+            room[action.op] = min(room.get(action.op, limit), limit - live + space)
+    return {start: room.get(start, limit) for start, _ in schedule.plan.stages}
+
+
