@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from minidnn.graph.graph import Graph
+from minidnn.graph.tensor import Role
 from minidnn.memory.place import Interval
+from minidnn.memory.trace import KEPT, OFFLOADED, Allocate, Trace
+from minidnn.memory.trace import Free as TraceFree
+from minidnn.plan.plan import Plan
 from minidnn.schedule.actions import Action, Alloc, AwaitReleases, Buffer, Free
 
 
@@ -57,3 +62,29 @@ def lifetimes(actions: Sequence[Action]) -> list[Interval]:
             start, nbytes = begun[key]
             found[key] = Interval(key, nbytes, start, change.at)
     return list(found.values())
+
+
+def pool_role(graph: Graph, plan: Plan, buffer: Buffer) -> str:
+    """What the buffer is to a fit heuristic or a plot: kept or offloaded activation, prefetched, gradient, ..."""
+    tensor = graph.tensors.get(buffer.tensor)
+    if tensor is None:
+        return Role.WORKSPACE.value
+    if tensor.role not in (Role.ACTIVATION, Role.INPUT):
+        return tensor.role.value
+    if buffer.instance > 0:
+        return "prefetched"
+    return OFFLOADED if buffer.tensor in plan.offload else KEPT
+
+
+def trace(graph: Graph, plan: Plan, actions: Sequence[Action]) -> Trace:
+    """The allocation trace of an iteration, for pools to replay."""
+    events: list[Allocate | TraceFree] = []
+    for change in changes(actions):
+        op = actions[min(change.at, len(actions) - 1)].op
+        position = graph.ops[op].name if 0 <= op < len(graph.ops) else ""
+        if change.begins:
+            role = pool_role(graph, plan, change.buffer)
+            events.append(Allocate(change.buffer.key, change.buffer.nbytes, role, position))
+        else:
+            events.append(TraceFree(change.buffer.key, position))
+    return tuple(events)
