@@ -80,6 +80,20 @@ def _mask(_typing: Any, values: Any, _start: Any) -> Any:
     return _U32(values, _U64), build
 
 
+def _fetch(_typing: Any, array: Any, _index: Any) -> Any:
+    """Ask for the cache line of array[index], which may lie behind the array's end, before it is needed."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        flag, byte = ir.IntType(32), ir.IntType(8).as_pointer()
+        function_type = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [byte], function_type)
+        address = builder.bitcast(_pointer(context, builder, signature.args[0], args[0], args[1], 1), byte)
+        builder.call(function, [address, flag(0), flag(3), flag(1)])  # to read, into all caches, data
+        return context.get_dummy_value()
+
+    return types.void(array, _U64), build
+
+
 def _avx512(direction: str) -> Any:
     """The step for one group in vectors of 64 bytes: "compress" is values -> packed, "expand" packed -> values.
 
@@ -129,6 +143,7 @@ def _expand_scalar(values: Any, start: Any, mask: Any, packed: Any, used: Any) -
 
 HAS_AVX512 = "+avx512vbmi2" in _target.codegen().magic_tuple()[2].split(",")  # what numba aims at
 _mask_of = intrinsic(_mask)
+_prefetch = intrinsic(_fetch)
 _compress = _avx512("compress") if HAS_AVX512 else njit(_compress_scalar)
 _expand = _avx512("expand") if HAS_AVX512 else njit(_expand_scalar)
 
@@ -136,6 +151,7 @@ _expand = _avx512("expand") if HAS_AVX512 else njit(_expand_scalar)
 # --- the loops ----------------------------------------------------------------------------------------------------
 
 _PROGRESS = types.UniTuple(types.intp, 2)
+_AHEAD = np.uint64(512)  # values between use and prefetch; at a pace that follows the data, hardware does not see it
 
 
 @_compiled(*[_PROGRESS(_array(word, True), _array(_U32), types.intp, _array(word)) for word in _WORDS])
@@ -147,6 +163,7 @@ def pack(values: Any, masks: Any, group: Any, chunk: Any) -> Any:
     """
     g, end, used, room = _U64(group), _U64(masks.size), _U64(0), _U64(chunk.size)
     while g < end:
+        _prefetch(values, _U64(32) * g + _AHEAD)
         mask = _mask_of(values, _U64(32) * g)
         if mask != 0:
             if used + _U64(32) > room:
@@ -169,6 +186,8 @@ def unpack(values: Any, masks: Any, group: Any, chunk: Any) -> Any:
         else:
             if used + _U64(32) > room:
                 break
+            _prefetch(chunk, used + _AHEAD)
+            _prefetch(chunk, used + _AHEAD + _U64(16))  # 32-bit groups span two cache lines
             used = _expand(values, _U64(32) * g, mask, chunk, used)
         g += _U64(1)
     return types.intp(g), types.intp(used)

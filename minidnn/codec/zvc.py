@@ -247,7 +247,9 @@ def unpack(part: PackedPart, out: Words) -> None:
             raise CodecError(f"a packed chunk holds {expected} values but its masks count {used}: the data are damaged")
     np.copyto(words[groups * GROUP :], part.rest)
     if done != groups or (part.checksum is not None and _fold(part.rest, total) != part.checksum):
-        raise CodecError(f"the {part.length} values of a packed part do not match its masks or checksum: they are damaged")
+        raise CodecError(
+            f"the {part.length} values of a packed part do not match its masks or checksum: they are damaged"
+        )
 
 
 def compress(
