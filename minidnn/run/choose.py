@@ -70,7 +70,7 @@ def schedule_of(
     if plan.rule == "g" and options.budget is not None:
         plan = _bounded_workspaces(graph, plan, profile, options, persistent)
         lowered = lower(graph, plan, fit=options.fit, persistent=persistent)
-    if plan.sync == "compute" and plan.offload:
+    if plan.sync != "both" and plan.offload:
         # vDNN++ gets the pool that vDNN needs in the same mode, unless a budget gives it another.
         limit = lowered.pool_bytes if options.budget is None else options.budget - lowered.persistent_bytes
         if limit >= lowered.pool_bytes:

@@ -22,7 +22,7 @@ from minidnn.run.choose import Options
 from minidnn.run.executor import note
 from minidnn.run.program import Programs, Purpose, Recipe
 from minidnn.run.slot import BatchSlot, slot_fields
-from minidnn.schedule.actions import MEMORY, Schedule
+from minidnn.schedule.actions import COMPUTE, Schedule
 from minidnn.units import parse_size
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class Trainer:
                 executor = self.programs.executor(purpose, min(self.micro_batch, rows - start))
                 slot.select(part, start, {**scalars, "micro_step": float(part)})
                 executor.run(slot)
-            done = self.device.record(self.device.stream(MEMORY))
+            done = self.device.record(self.device.stream(COMPUTE))
         except BaseException as error:
             self._failed = self._failed or train
             note(error, f"in step {self.step_count}")
@@ -334,7 +334,7 @@ class Trainer:
             executor = self.programs.executor(Purpose(train=False, loss=False), rows)
             slot.select(0, 0, {})
             executor.run(slot)
-            self.device.host_wait(self.device.record(self.device.stream(MEMORY)))
+            self.device.host_wait(self.device.record(self.device.stream(COMPUTE)))
             output = slot.array(executor.schedule.graph.output)[:rows]
             outputs.append(output.astype(np.float64 if self.target.precision == "fp64" else np.float32))
         return np.concatenate(outputs)

@@ -16,7 +16,7 @@ from minidnn.graph.tensor import Role
 from minidnn.memory.place import place
 from minidnn.plan.plan import Plan
 from minidnn.schedule.actions import (
-    COMPUTE, HOST, MEMORY, UNPLACED, Action, Alloc, AwaitReleases, Buffer, Free, HostRange, HostSync, HostWait, Launch,
+    COMPUTE, D2H, H2D, HOST, MEMORY, UNPLACED, Action, Alloc, AwaitReleases, Buffer, Free, HostRange, HostSync, HostWait, Launch,
     Offload, Prefetch, Record, Release, Schedule, Token, Wait,
 )  # fmt: skip
 from minidnn.schedule.lifetimes import lifetimes
@@ -96,7 +96,7 @@ class Walk:
         """The batch, its labels and the step scalars come in from the batch slot."""
         for name in ("scalars", *self._external):
             if name not in self.live:
-                self._alloc(name, lane=MEMORY)
+                self._alloc(name, lane=self._lane_in)
             self._copy_in(name, HostRange("slot", name, 0, self.graph.tensors[name].nbytes))
         if self.plan.lifetime == "iteration":
             for name in self._intermediates:
@@ -122,20 +122,22 @@ class Walk:
                 self._fetch(name)
 
         leaving = self._leaving(start, stop)
-        for name in leaving:
-            if name not in new:
+        # With host waits a copy-out runs beside the last op that reads its source; without, it starts once that is made.
+        departing = leaving if self._eager else self._made(start, stop)
+        for name in departing:
+            if name not in new and self._eager:
                 self._copy_out(name)
         self._await_arrivals(start, stop)
         for i in range(start, stop):
             self._launch(i, space)
-        for name in leaving:
-            if name in new:  # made and last used in one stage: it can only leave afterwards
+        for name in departing:
+            if name in new or not self._eager:
                 self._copy_out(name)
         self._end_of_stage(start, stop, leaving, space)
 
     def _end_of_stage(self, start: int, stop: int, leaving: list[str], space: Buffer | None) -> None:
         """Wait as the plan's discipline says, then free what ends here."""
-        if self.plan.sync != "none":
+        if self._eager:
             self._host_sync(COMPUTE)
         if self.plan.sync == "both":
             self._host_sync(MEMORY)
@@ -159,13 +161,13 @@ class Walk:
             self._host_sync(MEMORY)
             self._free(rest)
         else:
-            self._free(rest, MEMORY)  # the copy of the results came after everything on compute
+            self._free(rest, D2H)  # the copy of the results came after everything on compute
 
     def _barrier(self) -> None:
         """Iterations meet here: no lane enters the next one before all have finished this one."""
         if self._eager:
             return  # the host has just waited for both lanes
-        lanes = [lane for lane in (COMPUTE, MEMORY) if any(a.lane == lane for a in self.actions)]
+        lanes = [lane for lane in (COMPUTE, D2H, H2D) if any(a.lane == lane for a in self.actions)]
         done = {lane: self._record(lane) for lane in lanes}
         for lane in lanes:
             others = tuple(token for other, token in done.items() if other != lane)
@@ -214,6 +216,12 @@ class Walk:
             if start <= self.graph.last_forward_use(n) < stop and self.graph.first_backward_use(n) >= 0
         ]  # fmt: skip
 
+    def _made(self, start: int, stop: int) -> list[str]:
+        """Offloaded tensors whose last write in forward is in this stage."""
+        made = {n for op in self.graph.ops[start:stop] if op.forward for _, n in op.writes}
+        later = {n for op in self.graph.ops[stop : self.graph.forward_ops] for _, n in op.writes}
+        return [n for n in self.plan.offload if n in made and n not in later]
+
     def _ending(self, start: int, stop: int) -> list[str]:
         if self.plan.lifetime == "iteration":
             return [n for i in range(start, stop) for n in self._last_use.get(i, ()) if n in self.plan.reserve]
@@ -224,6 +232,15 @@ class Walk:
     @property
     def _eager(self) -> bool:
         return self.plan.sync != "none"
+
+    @property
+    def _lane_in(self) -> str:
+        """The lane of copy-ins: the papers' one memory stream, or, without host waits, one for each direction."""
+        return MEMORY if self._eager else H2D
+
+    @property
+    def _lane_out(self) -> str:
+        return MEMORY if self._eager else D2H
 
     def _add(self, action: Action) -> None:
         self.actions.append(action)
@@ -255,16 +272,16 @@ class Walk:
 
     def _copy_in(self, name: str, source: HostRange) -> None:
         buffer = self.live[name]
-        self._add(Prefetch(lane=MEMORY, buffer=buffer, source=source, writes=(buffer,), op=self.stage))
-        self.arriving[name] = self._record(MEMORY)
+        self._add(Prefetch(lane=self._lane_in, buffer=buffer, source=source, writes=(buffer,), op=self.stage))
+        self.arriving[name] = self._record(self._lane_in)
 
     def _fetch(self, name: str) -> None:
         """Bring an offloaded tensor back: a new stay, and its copy-in."""
         slot = HostRange("slot", name, 0, self.graph.tensors[name].nbytes)
         source = slot if self.graph.tensors[name].role is Role.INPUT else self.pinned[name]
         if not self._eager:
-            self._order(COMPUTE, MEMORY)  # the range was another buffer's, last used on compute
-        self._alloc(name, lane=MEMORY)
+            self._order(COMPUTE, H2D)  # the range was another buffer's, last used on compute
+        self._alloc(name, lane=self._lane_in)
         self._copy_in(name, source)
 
     def _copy_out(self, name: str, target: HostRange | None = None) -> None:
@@ -272,12 +289,12 @@ class Walk:
             return  # the host still has the batch
         buffer = self.live[name]
         if name in self.fresh:
-            self._order(COMPUTE, MEMORY)  # the copy must not start before its source is written
+            self._order(COMPUTE, self._lane_out)  # the copy must not start before its source is written
         if target is None:
             offset = max((r.offset + r.nbytes for r in self.pinned.values()), default=0)
             target = HostRange("pinned", name, round_up(offset, ALIGNMENT), buffer.nbytes)
             self.pinned[name] = target
-        self._add(Offload(lane=MEMORY, buffer=buffer, target=target, reads=(buffer,), op=self.stage))
+        self._add(Offload(lane=self._lane_out, buffer=buffer, target=target, reads=(buffer,), op=self.stage))
 
     def _await_arrivals(self, start: int, stop: int) -> None:
         """What the stage reads must have arrived: the host waits in eager modes, else the compute lane does."""
@@ -326,8 +343,9 @@ class Walk:
             token, lane = next(self.tokens), f"release-{next(self.workers) % RELEASE_WORKERS}"
             self._add(Release(lane=lane, frees=(buffer,), waits=(copied,), signal=token, until=until, op=self.stage))
         else:
-            self._add(Free(lane=MEMORY, frees=(buffer,), until=until, op=self.stage))
-            token = self._record(MEMORY)
+            self._order(COMPUTE, D2H)  # the stage that has just been issued still reads it
+            self._add(Free(lane=D2H, frees=(buffer,), until=until, op=self.stage))
+            token = self._record(D2H)
         self.releasing.append((buffer, token))
 
     @property

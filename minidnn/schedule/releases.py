@@ -1,5 +1,5 @@
-"""How late a release may be: vDNN++ frees an offloaded buffer some time after its copy-out was issued; how long it may take
-before somebody must wait for it is the room that the pool leaves.
+"""How late a release may be: an offloaded buffer is freed some time after its copy-out was issued (vDNN++'s release
+workers, or the copy lane itself). How long that may take before somebody must wait is the room that the pool leaves.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from minidnn.schedule.actions import Alloc, Release, Schedule
+from minidnn.schedule.actions import Alloc, Free, Schedule
 from minidnn.schedule.lifetimes import changes
 from minidnn.schedule.lower import ALIGNMENT, lower
 from minidnn.units import round_up
@@ -22,11 +22,12 @@ def delay_releases(
     all of them together not fit (fragmentation), the delays are halved until it does; with none it fits for sure.
     """
     graph, plan = schedule.graph, schedule.plan
-    starts = [start for start, _ in plan.stages if start < graph.forward_ops] + [len(graph.ops)]
-    peaks = _stage_peaks(schedule, starts)
+    last = graph.forward_ops if plan.sync == "compute" else len(graph.ops)  # vDNN++ awaits all after forward
+    starts = [start for start, _ in plan.stages if start < last] + [len(graph.ops)]
+    peaks = _stage_peaks(schedule, starts, last)
     delays: dict[str, tuple[int, int]] = {}  # tensor -> stage index where it is counted free, and at the latest
     for action in schedule.actions:
-        if not isinstance(action, Release):
+        if not isinstance(action, Free) or action.until < 0:
             continue
         (buffer,) = action.frees
         soonest = next(i for i, start in enumerate(starts) if start >= action.until)
@@ -47,8 +48,8 @@ def delay_releases(
     return schedule
 
 
-def _stage_peaks(schedule: Schedule, starts: list[int]) -> list[int]:
-    """Largest live bytes while each forward stage runs."""
+def _stage_peaks(schedule: Schedule, starts: list[int], last: int) -> list[int]:
+    """Largest live bytes while each stage of `starts` runs; ops from `last` on do not count."""
     peaks = [0] * len(starts)
     live, stage = 0, 0
     for change in changes(schedule.actions):
@@ -57,7 +58,7 @@ def _stage_peaks(schedule: Schedule, starts: list[int]) -> list[int]:
         op = schedule.actions[min(change.at, len(schedule.actions) - 1)].op
         while stage < len(starts) - 2 and op >= starts[stage + 1]:
             stage += 1
-        if op < schedule.graph.forward_ops:
+        if op < last:
             peaks[stage] = max(peaks[stage], live)
     return peaks
 
