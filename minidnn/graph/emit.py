@@ -36,7 +36,7 @@ class Writer:
     def op(
         self, name: str, kind: str, function: str, layer: int,
         reads: list[tuple[str, Tensor | None]], writes: list[tuple[str, Tensor | None]],
-        flops: int = 0, **attributes: Any,
+        flops: int = 0, /, **attributes: Any,
     ) -> None:  # fmt: skip
         """Append an op; operands that are None are left out."""
         self.ops.append(
@@ -118,7 +118,7 @@ class Scope:
 
     def emit(
         self, kind: str, function: str, reads: list[tuple[str, Tensor | None]],
-        writes: list[tuple[str, Tensor | None]], flops: int = 0, **attributes: Any,
+        writes: list[tuple[str, Tensor | None]], flops: int = 0, /, **attributes: Any,
     ) -> None:  # fmt: skip
         """Append one op of this layer."""
         self.writer.op(f"{self.path}:{kind}", kind, function, self.index, reads, writes, flops, **attributes)

@@ -1,0 +1,151 @@
+"""Network -> graph: what each op reads and writes, fusions, targets, updates."""
+
+from __future__ import annotations
+
+import pytest
+
+from minidnn import nn, optim
+from minidnn.errors import ArgumentError, ShapeError
+from minidnn.graph.build import build
+from minidnn.graph.graph import Graph, Target
+from minidnn.graph.tensor import Role
+
+NATIVE = Target("native")
+BF16 = Target("native", "bf16", "NHWC")
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(),
+        nn.Linear(4 * 2 * 2, 5), nn.ReLU(), nn.Linear(5, 3),
+    )  # fmt: skip
+
+
+def graph(net: nn.Sequential | None = None, target: Target = Target(), **options: object) -> Graph:
+    options.setdefault("optimizer", optim.SGD(0.1, momentum=0.9))
+    return build(net or small(), nn.CrossEntropyLoss(), (2, 3, 8, 8), target, **options)  # type: ignore[arg-type]
+
+
+def reads(g: Graph, name: str) -> dict[str, str]:
+    (op,) = [op for op in g.ops if op.name == name]
+    return dict(op.reads)
+
+
+def test_relu_behind_a_convolution_owns_no_op() -> None:
+    g = graph()
+    assert [layer.name for layer in g.layers] == ["0", "2", "3", "6", "8", "loss"]
+    assert dict(g.ops[0].attributes)["relu"] is True
+
+
+def test_paper_pooling_saves_x_and_y_and_native_an_index() -> None:
+    assert set(reads(graph(), "2:backward_data")) == {"dy", "x", "y"}
+    assert set(reads(graph(target=NATIVE), "2:backward_data")) == {"dy", "index"}
+
+
+def test_native_fuses_the_relu_backward_into_the_op_that_makes_its_gradient() -> None:
+    assert not [op for op in graph(target=NATIVE).ops if op.function == "relu_backward"]
+    assert reads(graph(target=NATIVE), "8:backward_data")["mask"] == "6.y"
+    assert len([op for op in graph().ops if op.function == "relu_backward"]) == 3
+
+
+def test_native_frees_what_a_pool_hides() -> None:
+    g = graph(target=NATIVE)
+    assert g.first_backward_use("0.y") == -1, "the output in front of a pool is not needed in backward"
+    assert graph().first_backward_use("0.y") > 0
+
+
+def test_relu_backward_is_an_op_where_the_next_layer_cannot_mask() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(4 * 36, 3))
+    assert [op.name for op in graph(net, NATIVE).ops if op.function == "relu_backward"] == ["0:backward_activation"]
+
+
+def test_first_layer_makes_no_input_gradient() -> None:
+    g = graph()
+    assert "dinput" not in g.tensors
+    assert not [op for op in g.ops if op.name == "0:backward_data"]
+
+
+def test_layers_in_front_of_the_first_weights_have_no_backward() -> None:
+    net = nn.Sequential(nn.AvgPool2d(2), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 16, 3))
+    assert not [op for op in graph(net).ops if not op.forward and op.layer < 2]
+
+
+def test_updates_are_per_layer_at_the_end_or_left_out() -> None:
+    assert len([op for op in graph().ops if op.kind == "update"]) == 4
+    at_end = graph(update="at-end", max_norm=1.0)
+    assert [op.function for op in at_end.ops[-2:]] == ["clip_factor", "sgd_update"]
+    assert at_end.is_persistent("0.dweight") and not graph().is_persistent("0.dweight")
+    assert not [op for op in graph(update="none").ops if op.kind == "update"]
+
+
+def test_micro_batches_add_up_gradients() -> None:
+    g = graph(update="none", accumulate=True)
+    adds = [op for op in g.ops if op.function == "accumulate"]
+    assert len(adds) == 4
+    assert dict(adds[-1].writes) == {"total[]": "0.dbias"} or ("total[]", "0.dweight") in adds[-1].writes
+    assert not g.is_persistent("0.dweight@micro")
+
+
+def test_bf16_casts_the_input_and_reads_weight_copies_that_the_update_refreshes() -> None:
+    g = graph(target=BF16)
+    assert g.ops[0].function == "cast"
+    assert g.tensors["0.y"].dtype == "bfloat16" and g.tensors["0.y"].layout == "NHWC"
+    assert reads(g, "3:forward")["w"] == "3.weight@bf16"
+    assert g.tensors["3.dweight"].dtype == "float32"
+    update = next(op for op in g.ops if op.name == "3:update")
+    weights = [t for a, t in update.writes if a == "w[]"]
+    copies = [t for a, t in update.writes if a == "copy[]"]
+    assert copies == [f"{w}@bf16" for w in weights[: len(copies)]], "copy i belongs to weight i"
+
+
+def test_flatten_is_a_view_in_nchw_and_an_op_in_nhwc() -> None:
+    assert reads(graph(), "6:forward")["x"] == "3.y"
+    assert reads(graph(target=BF16), "6:forward")["x"] == "5.y"
+
+
+def test_inference_has_no_backward_and_uses_running_statistics() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(144, 3))
+    g = build(net, None, (2, 3, 8, 8))
+    assert [op.function for op in g.ops] == ["conv2d_forward", "batch_norm_inference", "linear_forward"]
+    assert g.output == "5.y" and not g.training
+
+
+def test_an_adaptive_pool_of_equal_size_is_no_op() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(6), nn.Flatten(), nn.Linear(144, 3))
+    assert [layer.name for layer in graph(net).layers] == ["0", "3", "loss"]
+
+
+def test_every_read_of_a_transient_is_behind_a_write() -> None:
+    for target in (Target(), NATIVE, BF16):
+        g = graph(target=target)
+        for name, tensor in g.tensors.items():
+            if not g.is_persistent(name) and tensor.role not in (Role.INPUT, Role.LABEL):
+                assert g.first_write[name] == g.uses[name][0], name
+
+
+def test_a_wrong_shape_names_the_layer() -> None:
+    net = nn.Sequential({"features": nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(5, 4, 3))})
+    with pytest.raises(ShapeError, match=r"layer features.1 \(Conv2d\): .*expected 5 channels, got 4"):
+        graph(net)
+    with pytest.raises(ShapeError, match=r"layer 1 \(Linear\).*put a Flatten in front"):
+        graph(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(4, 3)))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"update": "sometimes"}, "update is 'sometimes'"),
+        ({"max_norm": 1.0}, "clipping and micro-batches need 'at-end'"),
+        ({"accumulate": True}, "clipping and micro-batches need 'at-end'"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ArgumentError, match=sentence):
+        graph(**options)  # type: ignore[arg-type]
+
+
+def test_a_network_without_weights_cannot_train() -> None:
+    with pytest.raises(ArgumentError, match="no weights"):
+        graph(nn.Sequential(nn.AvgPool2d(8), nn.Flatten()))
+    with pytest.raises(ArgumentError, match="loss is None"):
+        build(small(), None, (2, 3, 8, 8), optimizer=optim.SGD(0.1))
