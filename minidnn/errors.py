@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 
 class MiniDnnError(Exception):
     """Base of all errors that minidnn raises on purpose; the CLI prints its sentence and exits with 2."""
+
+    action: str | None = None
+    """Label of the schedule's action in which it came up, where it did in one."""
 
 
 class ArgumentError(MiniDnnError, ValueError):
@@ -53,3 +58,24 @@ class CodecError(MiniDnnError):
 
 class DeviceError(MiniDnnError):
     """A device cannot be opened, or an action on it failed; names the device or the action."""
+
+
+def raise_at(error: BaseException, label: str) -> NoReturn:
+    """Raise what the caller of an iteration shall see of an error that came up in action `label`.
+
+    minidnn's own errors and interrupts stay what they are and get the action as a note; any other error becomes the
+    cause of a DeviceError that names the action. An error that knows its action already goes on as it is.
+    """
+    if getattr(error, "action", None) is None:
+        if isinstance(error, Exception) and not isinstance(error, MiniDnnError):
+            named = DeviceError(f"action '{label}' failed: {error or type(error).__name__}")
+            named.action = label
+            raise named from error
+        add_note(error, f"in action '{label}'")
+        error.action = label  # type: ignore[attr-defined]
+    raise error
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """`error.add_note`, for Python 3.10 too."""
+    error.__notes__ = [*getattr(error, "__notes__", []), text]  # type: ignore[attr-defined]

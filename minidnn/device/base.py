@@ -21,7 +21,7 @@ from minidnn.profile.profile import Profile
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Contiguous memory that a device gave: `address` for the device's own use, and the host's view where there is one."""
+    """Contiguous memory that a device gave: `address` for its own use, and the host's view where there is one."""
 
     nbytes: int
     address: int
@@ -46,17 +46,17 @@ class MemoryInfo:
     pinned: int
 
 
-Launcher = Callable[[], None]
+Launcher = Callable[[], object]
 """An op bound to algorithm, operands and stream: calling it issues the computation."""
 
 
-class Stream(ABC):
+class Stream:
     """A lane of the device: commands run in order. Events connect lanes."""
 
     name: str
 
 
-class Event(ABC):
+class Event:
     """Becomes done when everything issued on its lane before it is done."""
 
 
@@ -98,11 +98,19 @@ class Device(ABC):
     def read(self, arena: Region, offset: int, nbytes: int) -> np.ndarray:
         """Copy raw bytes out of the arena, at once."""
 
+    @abstractmethod
     def discard(self, arena: Region, offset: int, nbytes: int, stream: Stream | None) -> None:
         """The bytes are free now (`stream`: when the stream gets here). The emulator poisons them."""
-        return None
 
     # -- lanes
+
+    def mark(self, label: str) -> None:
+        """What is issued from now on belongs to the action of that name: errors and timelines say so."""
+        return
+
+    def abandon(self) -> None:
+        """After a failure: drop what was issued and has not begun, return when nothing runs any more. Never raises."""
+        return
 
     @abstractmethod
     def stream(self, name: str) -> Stream:
@@ -189,7 +197,7 @@ def memory_order(t: Tensor) -> tuple[int, ...]:
 def view(t: Tensor, memory: np.ndarray) -> np.ndarray:
     """A tensor's array over its bytes: logical axes, the layout's strides."""
     order = memory_order(t)
-    array = memory[: t.nbytes].view(numpy_dtype(t.dtype)).reshape(tuple(t.shape[axis] for axis in order))
+    array: np.ndarray = memory[: t.nbytes].view(numpy_dtype(t.dtype)).reshape(tuple(t.shape[axis] for axis in order))
     return array.transpose(np.argsort(order))
 
 
@@ -198,6 +206,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
     assert name in ITEM_BYTES, name
     return np.dtype(name)

@@ -70,7 +70,7 @@ class HostDevice(Device):
             array = np.empty(nbytes, dtype=np.uint8)
         except MemoryError:
             error = OutOfPinnedMemory if pinned else OutOfDeviceMemory
-            raise error(f"{format_size(nbytes)} of host memory cannot be taken; use a smaller batch or budget") from None
+            raise error(f"{format_size(nbytes)} of host memory cannot be taken; use a smaller batch") from None
         region = Region(nbytes, self._next_address, array)
         self._next_address += 1
         self._regions[region.address] = (region, pinned)
@@ -106,6 +106,12 @@ class HostDevice(Device):
             self.lanes.submit(stream.name, poison)
 
     # -- lanes
+
+    def mark(self, label: str) -> None:
+        self.lanes.label = label
+
+    def abandon(self) -> None:
+        self.lanes.abandon()
 
     def stream(self, name: str) -> HostStream:
         return self.streams.setdefault(name, HostStream(name))
@@ -170,7 +176,7 @@ def _array(arena: Region, operand: Operand) -> np.ndarray:
 
 def _bytes(region: Region, offset: int, nbytes: int) -> np.ndarray:
     assert region.array is not None
-    assert 0 <= offset and offset + nbytes <= region.nbytes, "a buffer leaves its region"
+    assert 0 <= offset <= region.nbytes - nbytes, "a buffer leaves its region"
     return region.array[offset : offset + nbytes]
 
 

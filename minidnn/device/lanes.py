@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from minidnn.device.base import Event
-from minidnn.errors import ArgumentError, DeviceError
+from minidnn.errors import ArgumentError, DeviceError, raise_at
 
 INTERLEAVINGS = ("eager", "lazy", "random", "threads")
 
@@ -31,17 +31,30 @@ class HostEvent(Event):
 
 @dataclass(slots=True, eq=False)
 class Command:
-    """Something to do on a lane after the lane's earlier commands and after `waits`."""
+    """Something to do on a lane after the lane's earlier commands and after `waits`; `label` is the action it is of."""
 
     lane: str
     run: Callable[[], None] | None
     waits: tuple[HostEvent, ...]
+    label: str
     event: HostEvent = field(default_factory=HostEvent)
 
     @property
     def ready(self) -> bool:
         """Whether all that it waits for is done."""
         return all(e.done for e in self.waits)
+
+    def perform(self) -> None:
+        """Run it. What it raises names the action that it is of, not the one that happened to wait for it."""
+        try:
+            if self.run is not None:
+                self.run()
+        except BaseException as error:
+            raise_at(error, self.label)
+
+    def end(self) -> None:
+        """It has run, or never will: nobody waits for it, and it holds on to no memory."""
+        self.run, self.event.command, self.event.done = None, None, True
 
 
 class Lanes:
@@ -51,12 +64,13 @@ class Lanes:
         if interleaving not in ("eager", "lazy", "random"):
             raise ArgumentError(f"interleaving is {interleaving!r}; it must be one of {', '.join(INTERLEAVINGS)}")
         self.interleaving = interleaving
+        self.label = ""
         self.random = random.Random(seed)
         self.queues: dict[str, deque[Command]] = {}
 
     def submit(self, lane: str, run: Callable[[], None] | None, waits: Iterable[Event] = ()) -> HostEvent:
         """Issue a command; returns the event of its completion."""
-        command = Command(lane, run, tuple(e for e in waits if isinstance(e, HostEvent)))
+        command = Command(lane, run, tuple(e for e in waits if isinstance(e, HostEvent)), self.label)
         command.event.command = command
         self.queues.setdefault(lane, deque()).append(command)
         if self.interleaving == "eager":
@@ -83,17 +97,18 @@ class Lanes:
         if queue:
             self.wait(queue[-1].event)
 
-    def close(self) -> None:
-        """Forget what has not run."""
-        self.queues.clear()
+    def abandon(self) -> None:
+        """Drop what has not run."""
+        _drop(self.queues)
+
+    close = abandon
 
     def _run_head(self, lane: str) -> None:
         command = self.queues[lane].popleft()
         try:
-            if command.run is not None:
-                command.run()
+            command.perform()
         finally:
-            command.event.done = True
+            command.end()
 
     def _drain(self) -> None:
         progress = True
@@ -132,32 +147,32 @@ class Lanes:
                 seen.add(id(blocked))
                 stack.append(blocked)
 
-    def run_everything(self) -> None:
-        """Run all that can run (the host idles)."""
-        self._drain()
-
 
 class ThreadLanes:
-    """The free-running emulation: a daemon thread for each lane; the first error stops all and reaches the host."""
+    """The free-running emulation: a daemon thread for each lane. The first error stops all lanes and is raised by every
+    call until `abandon`."""
 
     def __init__(self) -> None:
+        self.label = ""
         self.changed = threading.Condition()
         self.queues: dict[str, deque[Command]] = {}
         self.threads: dict[str, threading.Thread] = {}
         self.last: dict[str, HostEvent] = {}
         self.error: BaseException | None = None
+        self.running = 0
         self.closing = False
 
     def submit(self, lane: str, run: Callable[[], None] | None, waits: Iterable[Event] = ()) -> HostEvent:
         """Issue a command; returns the event of its completion."""
-        command = Command(lane, run, tuple(e for e in waits if isinstance(e, HostEvent)))
+        command = Command(lane, run, tuple(e for e in waits if isinstance(e, HostEvent)), self.label)
         with self.changed:
-            self._raise()
+            self._check()
             self.queues.setdefault(lane, deque()).append(command)
             self.last[lane] = command.event
             if lane not in self.threads:
-                self.threads[lane] = threading.Thread(target=self._work, args=(lane,), name=f"lane {lane}", daemon=True)
-                self.threads[lane].start()
+                thread = threading.Thread(target=self._work, args=(lane,), name=f"lane {lane}", daemon=True)
+                thread.start()
+                self.threads[lane] = thread
             self.changed.notify_all()
         return command.event
 
@@ -166,14 +181,24 @@ class ThreadLanes:
         assert isinstance(event, HostEvent)
         with self.changed:
             while not event.done:
-                self._raise()
+                self._check()
+                if not self.running and not any(queue and queue[0].ready for queue in self.queues.values()):
+                    raise DeviceError("deadlock: the host waits for an event that no lane can reach")
                 self.changed.wait()
-            self._raise()
+            self._check()
 
     def sync(self, lane: str) -> None:
         """The host waits for everything on a lane."""
         if lane in self.last:
             self.wait(self.last[lane])
+
+    def abandon(self) -> None:
+        """Drop what has not begun, and wait for what has."""
+        with self.changed:
+            _drop(self.queues)
+            while self.running:
+                self.changed.wait()
+            self.error = None
 
     def close(self) -> None:
         """Stop and join all threads."""
@@ -181,29 +206,37 @@ class ThreadLanes:
             self.closing = True
             self.changed.notify_all()
         for thread in self.threads.values():
-            if thread is not threading.current_thread():
-                thread.join()
+            thread.join()
+        self.abandon()
 
-    def _raise(self) -> None:
+    def _check(self) -> None:
         if self.error is not None:
-            error, self.error = self.error, None
-            raise error
+            raise self.error
 
     def _work(self, lane: str) -> None:
         queue = self.queues[lane]
         while True:
             with self.changed:
-                while not self.closing and not (queue and queue[0].ready):
+                while not self.closing and not (self.error is None and queue and queue[0].ready):
                     self.changed.wait()
                 if self.closing:
                     return
                 command = queue.popleft()
+                self.running += 1
+            error: BaseException | None = None
             try:
-                if command.run is not None:
-                    command.run()
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the host must see it
-                with self.changed:
-                    self.error = self.error or error
+                command.perform()
+            except BaseException as raised:  # whatever it is, the host must see it
+                error = raised
             with self.changed:
-                command.event.done = True
+                self.running -= 1
+                self.error = self.error or error
+                command.end()
                 self.changed.notify_all()
+
+
+def _drop(queues: dict[str, deque[Command]]) -> None:
+    """Empty the queues; nobody is left waiting for what was in them."""
+    for queue in queues.values():
+        while queue:
+            queue.popleft().end()

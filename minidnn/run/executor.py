@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from minidnn.device.base import Device, Event, Operand, Region
-from minidnn.errors import DeviceError, MiniDnnError
+from minidnn.errors import DeviceError, raise_at
 from minidnn.graph.tensor import Tensor
 from minidnn.run.slot import BatchSlot
 from minidnn.schedule.actions import (
@@ -31,28 +31,27 @@ class Executor:
         self.pinned = pinned
         self.events: dict[Token, Event] = {}
         self.slot: BatchSlot | None = None
-        self.steps: list[tuple[Action, Step]] = []
+        self.steps: list[tuple[Action, str, Step]] = []
         for action in schedule.actions:
             step = self.compile(action)
             if step is not None:
-                self.steps.append((action, step))
+                self.steps.append((action, action.label, step))
 
     def run(self, slot: BatchSlot) -> None:
         """Issue one iteration over the batch in `slot`. Device work may still be running on return.
 
         Raises DeviceError naming the action that failed; minidnn's own errors and KeyboardInterrupt pass with the
-        action as a note.
+        action as a note. Nothing of the iteration runs any more then.
         """
         self.slot = slot
-        action: Action | None = None
+        label = "start"
         try:
-            for action, step in self.steps:  # noqa: B007 - the handler names it
+            for _, label, step in self.steps:
+                self.device.mark(label)
                 step()
-        except (MiniDnnError, KeyboardInterrupt) as error:
-            note(error, f"in action '{action.label if action else 'start'}'")
-            raise
-        except Exception as error:
-            raise DeviceError(f"action '{action.label if action else 'start'}' failed: {error}") from error
+        except BaseException as error:
+            self.device.abandon()
+            raise_at(error, label)
 
     def finish(self) -> None:
         """Wait for everything that the iteration issued."""
@@ -153,9 +152,3 @@ def bind(
         else:
             operands[argument] = operand
     return operands
-
-
-def note(error: BaseException, text: str) -> None:
-    """`error.add_note` for Python 3.10 too."""
-    notes = [*getattr(error, "__notes__", []), text]
-    error.__notes__ = notes  # type: ignore[attr-defined]

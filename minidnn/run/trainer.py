@@ -11,7 +11,7 @@ import numpy as np
 from minidnn.data.loader import Slot
 from minidnn.device.base import Device, Event, Operand, load, numpy_dtype, store
 from minidnn.device.open import open_device
-from minidnn.errors import ArgumentError, DataError, NonFiniteLoss
+from minidnn.errors import ArgumentError, DataError, NonFiniteLoss, add_note
 from minidnn.graph.graph import Target
 from minidnn.graph.tensor import Role, Tensor
 from minidnn.nn.loss import Loss
@@ -19,7 +19,6 @@ from minidnn.nn.sequential import Sequential
 from minidnn.optim import Optimizer
 from minidnn.plan.mode import parse_mode
 from minidnn.run.choose import Options
-from minidnn.run.executor import note
 from minidnn.run.program import Programs, Purpose, Recipe
 from minidnn.run.slot import BatchSlot, slot_fields
 from minidnn.schedule.actions import COMPUTE, Schedule
@@ -272,7 +271,7 @@ class Trainer:
             done = self.device.record(self.device.stream(COMPUTE))
         except BaseException as error:
             self._failed = self._failed or train
-            note(error, f"in step {self.step_count}")
+            add_note(error, f"in step {self.step_count}")
             raise
         pending = Pending(slot, rows, len(starts), self.step_count, done)
         self.step_count += train
