@@ -6,8 +6,8 @@
 Each row is one element size, one way in which zeros lie (scattered, or in runs) and one density (share of values that
 are not zero). All functions of a row take turns, round after round, so that memcpy and the codec see the same machine;
 a rate is that of the best round, and the median is kept beside it. Packed memory is re-used, as from the second
-training step on; "fresh" is the first step, where each page is new (with glibc). blosc2 (LZ4, shuffle, level 1, its fastest) is
-called as a user would; it is left out where it is not installed.
+training step on; "fresh" is the first step, where each page is new (with glibc). blosc2 (LZ4, shuffle, level 1, its
+fastest) is called as a user would; it is left out where it is not installed.
 """
 
 from __future__ import annotations
@@ -73,6 +73,13 @@ def rates(functions: dict[str, Callable[[], object]], nbytes: int, rounds: int) 
     }
 
 
+def return_free_pages() -> None:
+    """Give what malloc keeps for later back to the system, so that "fresh" memory is fresh."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 class Case:
     """One array, and everything that is timed on it. `each` runs a task on all parts: in turn, or on a pool."""
 
@@ -110,6 +117,7 @@ class Case:
             "decompress_1": lambda: self.decompress(map, self.plain),
             "compress_checksum_1": lambda: self.compress(map, checksum=True),
             "decompress_checksum_1": lambda: self.decompress(map, self.packed),
+            "": return_free_pages,
             "compress_fresh_1": self.compress_fresh,
             "density_1": lambda: codec.density(self.array),
             "memcpy_all": lambda: list(every(self.copy, self.places)),
@@ -140,13 +148,6 @@ class Case:
         return sum(codec.pack(self.array[where], frac=frac).nbytes for where in self.places) / self.array.nbytes
 
 
-def return_free_pages() -> None:
-    """Give what malloc keeps for later back to the system, so that "fresh" memory is fresh."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
 def measure(bits: int, zeros: str, density: float, nbytes: int, rounds: int) -> dict[str, Any]:
     """One row."""
     with ThreadPoolExecutor(CORES) as pool:
@@ -155,8 +156,8 @@ def measure(bits: int, zeros: str, density: float, nbytes: int, rounds: int) -> 
         if installed("blosc2"):
             more, blosc2_ratio = case.blosc2_functions(import_module("blosc2"))
             functions |= more
-        return_free_pages()
         speed = rates(functions, case.array.nbytes, rounds)
+        del speed[""]
         seconds = speed.pop("density_1")
         case.check()
     return {
