@@ -1,7 +1,8 @@
 """Checkpoints: weights and optimizer state in safetensors, the rest in JSON, written so that none is ever half there.
 
-`DIR/step-00000120/` holds `weights.safetensors` (PyTorch's names and layout, loadable anywhere), `optimizer.safetensors`
-and `state.json`. A checkpoint is written beside its final name, synced and renamed; the two newest are kept.
+`DIR/step-00000120/` holds `weights.safetensors` (PyTorch's names and layout, loadable anywhere),
+`optimizer.safetensors` and `state.json`. A checkpoint is written beside its final name, synced and renamed; the two
+newest are kept.
 """
 
 from __future__ import annotations

@@ -53,13 +53,12 @@ def build(
         writer.backward = True
         _backward(writer, scopes, optimizer if update == "per-layer" else None)
         if update == "at-end":
-            _update(writer, optimizer, _gradients(writer), layer=scopes[-1][1].index, name="update", max_norm=max_norm)
+            _update(writer, optimizer, _gradients(writer), scopes[-1][1].index, "update", max_norm)
     infos = tuple(LayerInfo(s.index, s.path, layer.kind, s.x.name, s.y.name) for layer, s in scopes)
     if not infos:
         raise ArgumentError("net has no layer that computes anything")
-    return Graph(
-        shape[0], target, tuple(writer.ops), writer.tensors, infos, output.name, training, update if training else "none"
-    )
+    update = update if training else "none"
+    return Graph(shape[0], target, tuple(writer.ops), writer.tensors, infos, output.name, training, update)
 
 
 def _forward(

@@ -66,7 +66,8 @@ class LayerInfo:
 class Graph:
     """Ops in execution order and the tensors between them.
 
-    `output` names the network's result (logits). `update` is `"per-layer"`, `"at-end"` or `"none"` (a micro-batch that only adds up gradients, or inference).
+    `output` names the network's result (logits). `update` is `"per-layer"`, `"at-end"` or `"none"` (a micro-batch that
+    only adds up gradients, or inference).
     """
 
     batch: int

@@ -9,9 +9,6 @@ SCALARS = ("lr", "inverse_weight", "step", "micro_step", "seed_low", "seed_high"
 """The step scalars, float64, in the order in which they lie in the device's `scalars` buffer (16 entries, rest 0)."""
 SCALARS_LENGTH = 16
 
-FORWARD_KINDS = frozenset({"cast", "layout", "forward", "loss"})
-"""Kinds of the forward pass; every other kind belongs to backward. `layout` and `cast` count by their position."""
-
 
 @dataclass(frozen=True, slots=True)
 class Op:

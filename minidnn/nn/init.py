@@ -109,7 +109,7 @@ def apply(layers: Layer, weight: dict[str, Initializer], bias: Initializer | Non
 
 
 def vgg(network: Layer) -> None:
-    """torchvision's rule for VGG: conv He normal by fan_out, linear normal(0, 0.01), biases 0; batch-norm stays 1 / 0."""
+    """torchvision's rule for VGG: conv He normal by fan_out, linear normal(0, 0.01), biases 0; batch-norm 1 and 0."""
     apply(network, {"conv": He(mode="fan_out"), "fc": Normal(0, 0.01)}, Constant(0))
 
 

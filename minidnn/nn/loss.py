@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Loss(Layer):
-    """Base of losses. `inverse_weight` turns a sum over samples into the mean that PyTorch's default reduction gives."""
+    """Base of losses. `inverse_weight` turns a sum over samples into PyTorch's default reduction, the mean."""
 
     label_dtype = "int64"
 
@@ -54,7 +54,7 @@ class CrossEntropyLoss(Loss):
         self.label_smoothing = float(label_smoothing)
         self.weight = None if weight is None else np.asarray(weight, dtype=np.float32)
         if self.weight is not None and (self.weight.ndim != 1 or not (self.weight >= 0).all()):
-            raise ArgumentError(f"weight has shape {list(self.weight.shape)}; it must be one non-negative number a class")
+            raise ArgumentError(f"weight has shape {list(self.weight.shape)}; it must be a number of 0 or more a class")
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(shape) != 2:

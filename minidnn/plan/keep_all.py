@@ -1,7 +1,7 @@
 """`base` and `keep`: nothing leaves the device.
 
-`base` is the reference of the vDNN papers (vDNN++ section II-B): all outputs, weights and gradients stay; two chunks, each
-as large as the largest dX / dY, serve all of them in turn. `keep` frees every buffer at its last use.
+`base` is the reference of the vDNN papers (vDNN++ section II-B): all outputs, weights and gradients stay; two chunks,
+each as large as the largest dX / dY, serve all of them in turn. `keep` frees every buffer at its last use.
 """
 
 from __future__ import annotations

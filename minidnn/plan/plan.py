@@ -22,9 +22,9 @@ class Plan:
     `prefetch`: first op of a stage -> tensors whose copy-in starts there; what no stage prefetches is fetched before
     use. `sync`: what the host waits for at the end of each stage: "both" lanes (vDNN), "compute" (vDNN++: copy-outs
     are freed by release workers), or "none" (streams and events only). `rule`: how algorithms were picked; those of
-    "g" are bounded by the room that each stage leaves, once that is known. `lifetime`: buffers end at their "last-use", or
-    stay for the "iteration". `reserve`: bytes to take for a tensor where more than its own. `free_before`: offloaded
-    tensor -> the op before whose allocations its release is counted as done.
+    "g" are bounded by the room that each stage leaves, once that is known. `lifetime`: buffers end at their
+    "last-use", or stay for the "iteration". `reserve`: bytes to take for a tensor where more than its own.
+    `free_before`: offloaded tensor -> the op before whose allocations its release is counted as done.
     """
 
     mode: str

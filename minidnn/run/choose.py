@@ -1,15 +1,17 @@
-"""From a mode to a schedule: lower and place what the policy proposes, drop what exceeds the budget, pick the fastest."""
+"""From a mode to a schedule: lower and place what the policy proposes, drop what breaks the budget, pick the fastest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from minidnn.errors import ArgumentError, BudgetError
 from minidnn.graph.graph import Graph
+from minidnn.memory.fit import named_fit
 from minidnn.plan.mode import Mode, Request, parse_mode, policies
 from minidnn.plan.plan import ORDERS, Plan, pick_algorithms
 from minidnn.profile.profile import Algorithm, Profile
+from minidnn.run.live import live_schedule
 from minidnn.schedule.actions import Schedule
 from minidnn.schedule.lower import lower
 from minidnn.schedule.releases import delay_releases, stage_room
@@ -35,6 +37,8 @@ class Options:
             raise ArgumentError(f"order is {self.order!r}; it must be one of {', '.join(ORDERS)}")
         if self.placement not in PLACEMENTS:
             raise ArgumentError(f"placement is {self.placement!r}; it must be one of {', '.join(PLACEMENTS)}")
+        if self.fit is not None:
+            named_fit(self.fit)
 
 
 def choose(
@@ -45,32 +49,62 @@ def choose(
     score, the first). Raises BudgetError with the smallest budget that works when none fits."""
     mode = parse_mode(mode) if isinstance(mode, str) else mode
     fitting: list[Schedule] = []
-    smallest: int | None = None
-    for plan in policies()[mode.family](Request(graph, profile, mode, options.order)):
-        schedule = schedule_of(graph, plan, profile, options, persistent)
+    for schedule in candidates(graph, mode, profile, options, persistent):
         if options.budget is None or schedule.peak_bytes <= options.budget:
             fitting.append(schedule)
             if score is None:
                 break
-        smallest = min(schedule.peak_bytes, smallest or schedule.peak_bytes)
     if not fitting:
-        assert smallest is not None and options.budget is not None
+        assert options.budget is not None
+        needed = smallest(graph, mode, profile, options, persistent).peak_bytes
         raise BudgetError(
-            f"memory mode {mode} at batch {graph.batch} needs at least {smallest} bytes ({format_size(smallest)}); "
-            f"the budget is {options.budget} bytes ({format_size(options.budget)})"
+            f"memory mode {mode} at batch {graph.batch} needs at least {needed} bytes ({format_size(needed)}); "
+            f"the budget is {options.budget} bytes ({format_size(options.budget)})",
+            needed,
         )
     return min(fitting, key=score) if score and len(fitting) > 1 else fitting[0]
+
+
+def smallest(
+    graph: Graph, mode: Mode, profile: Profile, options: Options, persistent: Mapping[str, int] | None = None
+) -> Schedule:
+    """The candidate of a mode with the smallest peak: that peak is the smallest budget with which `choose` succeeds."""
+    found = candidates(graph, mode, profile, replace(options, budget=0), persistent)
+    return min(found, key=lambda schedule: schedule.peak_bytes)
+
+
+def candidates(
+    graph: Graph, mode: Mode, profile: Profile, options: Options, persistent: Mapping[str, int] | None = None
+) -> Iterator[Schedule]:
+    """The schedules that a mode's policy proposes, in its order. Raises BudgetError where the fit heuristic serves none
+    of them in a pool of any size."""
+    refused: BudgetError | None = None
+    served = False
+    for plan in policies()[mode.family](Request(graph, profile, mode, options.order)):
+        try:
+            schedule = schedule_of(graph, plan, profile, options, persistent)
+        except BudgetError as error:
+            refused = error
+            continue
+        served = True
+        yield schedule
+    if refused is not None and not served:
+        raise refused
 
 
 def schedule_of(
     graph: Graph, plan: Plan, profile: Profile, options: Options, persistent: Mapping[str, int] | None = None
 ) -> Schedule:
     """Lower one plan: bound its workspaces (rule `g`) and delay its releases (vDNN++) by the room that there is."""
-    lowered = lower(graph, plan, fit=options.fit, persistent=persistent)
+    lowered = _lower(graph, plan, options, persistent)
     if plan.rule == "g" and options.budget is not None:
-        plan = _bounded_workspaces(graph, plan, profile, options, persistent)
-        lowered = lower(graph, plan, fit=options.fit, persistent=persistent)
-    if plan.sync != "both" and plan.offload:
+        least = replace(plan, algorithms=pick_algorithms(graph, profile, "m"))
+        tightest = _lower(graph, least, options, persistent)
+        bounded = _bounded_workspaces(graph, least, profile, tightest, options.budget)
+        lowered = _lower(graph, bounded, options, persistent)
+        if lowered.peak_bytes > options.budget:  # room for each workspace, but not in one piece
+            lowered = tightest
+    if options.placement == "planned" and lowered.plan.sync == "compute" and lowered.plan.offload:
         # vDNN++ gets the pool that vDNN needs in the same mode, unless a budget gives it another.
         limit = lowered.pool_bytes if options.budget is None else options.budget - lowered.persistent_bytes
         if limit >= lowered.pool_bytes:
@@ -78,17 +112,19 @@ def schedule_of(
     return lowered
 
 
-def _bounded_workspaces(
-    graph: Graph, plan: Plan, profile: Profile, options: Options, persistent: Mapping[str, int] | None
-) -> Plan:
-    """Rule `g`: per stage the fastest algorithms whose workspace fits beside what is live there."""
-    assert options.budget is not None
-    least = replace(plan, algorithms=pick_algorithms(graph, profile, "m"))
-    lowered = lower(graph, least, fit=options.fit, persistent=persistent)
-    room = stage_room(lowered, options.budget - lowered.persistent_bytes)
+def _lower(graph: Graph, plan: Plan, options: Options, persistent: Mapping[str, int] | None) -> Schedule:
+    if options.placement == "live":
+        return live_schedule(graph, plan, options.fit or "best-fit", options.budget, persistent)
+    return lower(graph, plan, fit=options.fit, persistent=persistent)
+
+
+def _bounded_workspaces(graph: Graph, least: Plan, profile: Profile, tightest: Schedule, budget: int) -> Plan:
+    """Rule `g`: per stage the fastest algorithms whose workspace fits beside what is live there. `least` is the plan with
+    the least workspace everywhere, `tightest` its schedule."""
+    room = stage_room(tightest, budget - tightest.persistent_bytes)
     chosen: dict[str, Algorithm] = {}
-    for start, stop in plan.stages:
+    for start, stop in least.stages:
         for op in graph.ops[start:stop]:
             ways = [a for a in profile.algorithms(graph, op) if a.workspace <= room[start]]
             chosen[op.name] = ways[0] if ways else least.algorithm(op)
-    return replace(plan, algorithms=chosen)
+    return replace(least, algorithms=chosen)

@@ -13,13 +13,34 @@ from itertools import count
 
 from minidnn.graph.graph import Graph
 from minidnn.graph.tensor import Role
-from minidnn.memory.place import place
+from minidnn.memory.place import lower_bound, place
+from minidnn.memory.sizing import smallest_pool
 from minidnn.plan.plan import Plan
 from minidnn.schedule.actions import (
-    COMPUTE, D2H, H2D, HOST, MEMORY, UNPLACED, Action, Alloc, AwaitReleases, Buffer, Free, HostRange, HostSync, HostWait, Launch,
-    Offload, Prefetch, Record, Release, Schedule, Token, Wait,
+    COMPUTE,
+    D2H,
+    H2D,
+    HOST,
+    MEMORY,
+    UNPLACED,
+    Action,
+    Alloc,
+    AwaitReleases,
+    Buffer,
+    Free,
+    HostRange,
+    HostSync,
+    HostWait,
+    Launch,
+    Offload,
+    Prefetch,
+    Record,
+    Release,
+    Schedule,
+    Token,
+    Wait,
 )  # fmt: skip
-from minidnn.schedule.lifetimes import lifetimes
+from minidnn.schedule.lifetimes import lifetimes, trace
 from minidnn.units import round_up
 
 ALIGNMENT = 512
@@ -122,7 +143,7 @@ class Walk:
                 self._fetch(name)
 
         leaving = self._leaving(start, stop)
-        # With host waits a copy-out runs beside the last op that reads its source; without, it starts once that is made.
+        # With host waits a copy-out runs beside the last op that reads its source; without, as soon as that is made.
         departing = leaving if self._eager else self._made(start, stop)
         for name in departing:
             if name not in new and self._eager:
@@ -379,9 +400,16 @@ def lower(
     iteration the offsets that another schedule of the same arena gave them.
     """
     draft = walk(graph, plan, None, persistent)
-    placement = place(lifetimes(draft.actions), limit=limit, alignment=ALIGNMENT)
-    final = walk(graph, plan, placement.offsets, persistent)
+    stays = lifetimes(draft.actions)
+    bound = lower_bound(stays, ALIGNMENT)
+    if fit is None:
+        placement = place(stays, limit=limit, alignment=ALIGNMENT)
+        offsets, pool_bytes = placement.offsets, placement.nbytes
+    else:
+        sizing = smallest_pool(trace(graph, plan, draft.actions), fit)
+        offsets, pool_bytes = sizing.offsets, sizing.nbytes
+    final = walk(graph, plan, offsets, persistent)
     return Schedule(
-        graph, plan, tuple(final.actions), final.persistent, final.persistent_bytes, placement.nbytes, final.pinned,
-        "planned", fit or "placed", placement.lower_bound,
+        graph, plan, tuple(final.actions), final.persistent, final.persistent_bytes, pool_bytes, final.pinned,
+        "planned", fit or "placed", bound,
     )  # fmt: skip

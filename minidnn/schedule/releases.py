@@ -12,39 +12,39 @@ from minidnn.schedule.lifetimes import changes
 from minidnn.schedule.lower import ALIGNMENT, lower
 from minidnn.units import round_up
 
+CAPS = (16, 8, 6, 5, 4, 3, 2, 1)
+"""Stages of delay tried where not every release can have all that the live bytes would allow."""
+
 
 def delay_releases(
     schedule: Schedule, limit: int, fit: str | None = None, persistent: Mapping[str, int] | None = None
 ) -> Schedule:
-    """The same plan with every release as late as a pool of `limit` bytes allows, chosen in forward order.
+    """The same plan with every release as late as a pool of `limit` bytes allows.
 
-    Each release is delayed to the last stage before which the live bytes stay within the limit. Should the placement of
-    all of them together not fit (fragmentation), the delays are halved until it does; with none it fits for sure.
+    The releases are delayed in rounds, one stage each in forward order, for as long as the live bytes stay within the
+    limit: all get about the same time, which is what a copy-out needs. Should the placement of all of them together
+    not fit (fragmentation), the longest delays are capped until it does; with none it fits for sure.
     """
     graph, plan = schedule.graph, schedule.plan
     last = graph.forward_ops if plan.sync == "compute" else len(graph.ops)  # vDNN++ awaits all after forward
     starts = [start for start, _ in plan.stages if start < last] + [len(graph.ops)]
     peaks = _stage_peaks(schedule, starts, last)
-    delays: dict[str, tuple[int, int]] = {}  # tensor -> stage index where it is counted free, and at the latest
-    for action in schedule.actions:
-        if not isinstance(action, Free) or action.until < 0:
-            continue
-        (buffer,) = action.frees
-        soonest = next(i for i, start in enumerate(starts) if start >= action.until)
-        latest, size = soonest, round_up(buffer.nbytes, ALIGNMENT)
-        while latest < len(starts) - 1 and peaks[latest] + size <= limit:
-            peaks[latest] += size
-            latest += 1
-        delays[buffer.tensor] = (soonest, latest)
-    share = 1.0
-    while any(latest > soonest for soonest, latest in delays.values()):
-        free_before = {t: starts[a + int((b - a) * share)] for t, (a, b) in delays.items()}
+    released = [a for a in schedule.actions if isinstance(a, Free) and a.until >= 0]
+    sizes = {a.frees[0].tensor: round_up(a.frees[0].nbytes, ALIGNMENT) for a in released}
+    soonest = {a.frees[0].tensor: next(i for i, start in enumerate(starts) if start >= a.until) for a in released}
+    latest = dict(soonest)
+    waiting = list(latest)
+    while waiting:
+        waiting = [t for t in waiting if latest[t] < len(starts) - 1 and peaks[latest[t]] + sizes[t] <= limit]
+        for t in waiting:
+            if peaks[latest[t]] + sizes[t] <= limit:
+                peaks[latest[t]] += sizes[t]
+                latest[t] += 1
+    for cap in (len(starts), *CAPS):
+        free_before = {t: starts[min(latest[t], first + cap)] for t, first in soonest.items()}
         delayed = lower(graph, replace(plan, free_before=free_before), fit=fit, limit=limit, persistent=persistent)
         if delayed.pool_bytes <= limit:
             return delayed
-        if share < 0.05:
-            break
-        share /= 2
     return schedule
 
 
