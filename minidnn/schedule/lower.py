@@ -92,6 +92,7 @@ class Walk:
     instances: dict[str, int] = field(default_factory=dict)
     arriving: dict[str, Token] = field(default_factory=dict)  # prefetched, copy-in perhaps not done
     releasing: list[tuple[Buffer, Token]] = field(default_factory=list)  # release issued, perhaps not done
+    stored: dict[str, Token] = field(default_factory=dict)  # copied out, perhaps not done; host waits need no such token
     fresh: set[str] = field(default_factory=set)  # written on compute since the host last waited for that lane
     pinned: dict[str, HostRange] = field(default_factory=dict)
     stage: int = 0
@@ -115,7 +116,7 @@ class Walk:
 
     def _load_batch(self) -> None:
         """The batch, its labels and the step scalars come in from the batch slot."""
-        for name in ("scalars", *self._external):
+        for name in self._external:
             if name not in self.live:
                 self._alloc(name, lane=self._lane_in)
             self._copy_in(name, HostRange("slot", name, 0, self.graph.tensors[name].nbytes))
@@ -203,12 +204,12 @@ class Walk:
 
     @cached_property
     def _external(self) -> tuple[str, ...]:
-        roles = {n: self.graph.tensors[n].role for n in self._intermediates}
-        return tuple(n for n, role in roles.items() if role in (Role.INPUT, Role.LABEL) and self.graph.uses[n])
+        roles = (Role.SCALARS, Role.INPUT, Role.LABEL)
+        return tuple(n for role in roles for n, t in self.graph.tensors.items() if t.role is role)
 
     @cached_property
     def _results(self) -> tuple[str, ...]:
-        loss = tuple(n for n in self._intermediates if self.graph.tensors[n].role is Role.LOSS)
+        loss = tuple(n for n, t in self.graph.tensors.items() if t.role is Role.LOSS)
         return loss if self.graph.training or loss else (self.graph.output,)
 
     @cached_property
@@ -273,7 +274,7 @@ class Walk:
         size = nbytes or self.plan.reserve.get(name) or self.graph.tensors[name].nbytes
         offset = UNPLACED if self.offsets is None else self.persistent_bytes + self.offsets[f"{name}#{instance}"]
         buffer = Buffer(name, instance, offset, size)
-        waits = self._overwritten(buffer)
+        waits = self._overwritten(buffer, lane)
         if self._eager:
             self._add(Alloc(lane=HOST, buffer=buffer, waits=waits, op=self.stage))
         else:
@@ -283,12 +284,13 @@ class Walk:
         self.live[name] = buffer
         return buffer
 
-    def _overwritten(self, buffer: Buffer) -> tuple[Token, ...]:
+    def _overwritten(self, buffer: Buffer, lane: str) -> tuple[Token, ...]:
         """Tokens of the releases that may still hold bytes of this range: nobody may use it before."""
         if buffer.offset == UNPLACED:
             return ()
         hit = [pair for pair in self.releasing if pair[0].overlaps(buffer)]
-        self.releasing = [pair for pair in self.releasing if pair not in hit]
+        if self._eager or lane == COMPUTE:  # the host's wait, or compute's, also holds up what follows on other lanes
+            self.releasing = [pair for pair in self.releasing if pair not in hit]
         return tuple(token for _, token in hit)
 
     def _copy_in(self, name: str, source: HostRange) -> None:
@@ -302,6 +304,8 @@ class Walk:
         source = slot if self.graph.tensors[name].role is Role.INPUT else self.pinned[name]
         if not self._eager:
             self._order(COMPUTE, H2D)  # the range was another buffer's, last used on compute
+        if name in self.stored:
+            self._add(Wait(lane=H2D, waits=(self.stored[name],), op=self.stage))  # the copy-out still writes the source
         self._alloc(name, lane=self._lane_in)
         self._copy_in(name, source)
 
@@ -366,7 +370,7 @@ class Walk:
         else:
             self._order(COMPUTE, D2H)  # the stage that has just been issued still reads it
             self._add(Free(lane=D2H, frees=(buffer,), until=until, op=self.stage))
-            token = self._record(D2H)
+            token = self.stored[buffer.tensor] = self._record(D2H)
         self.releasing.append((buffer, token))
 
     @property
