@@ -33,7 +33,11 @@ class NonFiniteLoss(MiniDnnError):
 
 
 class BudgetError(MiniDnnError):
-    """A memory budget cannot be kept; names the smallest budget that works."""
+    """A memory budget cannot be kept; names the smallest that works, `needed` in bytes (None: there is none)."""
+
+    def __init__(self, sentence: str, needed: int | None = None) -> None:
+        super().__init__(sentence)
+        self.needed = needed
 
 
 class OutOfDeviceMemory(MiniDnnError, MemoryError):

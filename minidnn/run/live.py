@@ -7,14 +7,43 @@ waiting for the oldest is waiting for the next.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from minidnn.device.base import Device, Event, Region
+from minidnn.errors import ArgumentError
+from minidnn.graph.graph import Graph
+from minidnn.memory.place import lower_bound
 from minidnn.memory.pool import Allocator, Block
+from minidnn.memory.sizing import smallest_pool
+from minidnn.plan.plan import Plan
 from minidnn.run.executor import Executor, Step
 from minidnn.run.slot import BatchSlot
 from minidnn.schedule.actions import Action, Alloc, Buffer, Free, Launch, Release, Schedule
-from minidnn.schedule.lifetimes import pool_role
+from minidnn.schedule.lifetimes import lifetimes, pool_role, trace
+from minidnn.schedule.lower import ALIGNMENT, walk
+
+
+def live_schedule(
+    graph: Graph, plan: Plan, fit: str = "best-fit", budget: int | None = None,
+    persistent: Mapping[str, int] | None = None,
+) -> Schedule:  # fmt: skip
+    """The schedule of a plan without offsets, for a run-time pool with heuristic `fit`.
+
+    The pool has what `budget` bytes of arena leave, and at least what the paper's search finds where every release
+    comes at its soonest; releases that come later may need more. Raises ArgumentError for a plan that orders its
+    copies by offsets instead of host waits.
+    """
+    if plan.sync == "none" and plan.offload:
+        raise ArgumentError(f"placement is 'live'; memory mode {plan.mode} orders its copies by offsets: use 'planned'")
+    draft = walk(graph, plan, None, persistent)
+    nbytes = smallest_pool(trace(graph, plan, draft.actions), fit).nbytes
+    if budget is not None:
+        nbytes = max(nbytes, (budget - draft.persistent_bytes) // ALIGNMENT * ALIGNMENT)
+    return Schedule(
+        graph, plan, tuple(draft.actions), draft.persistent, draft.persistent_bytes, nbytes, draft.pinned, "live", fit,
+        lower_bound(lifetimes(draft.actions), ALIGNMENT),
+    )  # fmt: skip
 
 
 class LiveExecutor(Executor):

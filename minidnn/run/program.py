@@ -6,19 +6,24 @@ programs size the arena; the others use the same mode within it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from minidnn.device.base import Device, Region
 from minidnn.errors import BudgetError
 from minidnn.graph.build import build
 from minidnn.graph.graph import Graph, Target
+from minidnn.memory.pool import Pool
 from minidnn.nn.loss import Loss
 from minidnn.nn.sequential import Sequential
 from minidnn.optim import Optimizer
 from minidnn.plan.mode import Mode, parse_mode
-from minidnn.run.choose import Options, choose
+from minidnn.profile.profile import Profile
+from minidnn.run.choose import Options, choose, smallest
 from minidnn.run.executor import Executor
+from minidnn.run.live import LiveExecutor
 from minidnn.schedule.actions import Schedule
+from minidnn.units import format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,7 @@ class Purpose:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What is the same for all programs of a trainer."""
+    """What is the same for all programs of a trainer. `parts`: a batch may come in several micro-batches."""
 
     net: Sequential
     loss: Loss | None
@@ -42,8 +47,15 @@ class Recipe:
     mode: Mode
     options: Options
     sample_shape: tuple[int, ...]
-    at_end: bool
+    parts: bool = False
     max_norm: float | None = None
+
+    @property
+    def at_end(self) -> bool:
+        """Whether weights are updated at the end of an iteration, because all gradients are needed together, or because
+        they stay anyway (base) and one op for all is faster."""
+        together = self.max_norm is not None or self.parts
+        return together or (self.target.name == "native" and self.mode.family == "base")
 
     def graph(self, purpose: Purpose, rows: int) -> Graph:
         """The graph of a purpose for that many rows."""
@@ -67,8 +79,13 @@ class Programs:
         self.executors: dict[tuple[Purpose, int], Executor] = {}
         self.arena: Region | None = None
         self.pinned: Region | None = None
-        for purpose in purposes:  # the first purpose trains with all weights: it fixes where they lie
-            self.plan(purpose, rows)
+        try:
+            for purpose in purposes:  # the first purpose trains with all weights: it fixes where they lie
+                self.plan(purpose, rows)
+        except BudgetError as error:
+            if error.needed is None:
+                raise
+            raise self._refusal(purposes, rows) from None
         needed = max(s.peak_bytes for s in self.schedules.values())
         slab = max(s.pinned_bytes for s in self.schedules.values())
         self.pinned = device.pinned(slab) if slab else None
@@ -94,19 +111,14 @@ class Programs:
         if key not in self.schedules:
             graph = self.recipe.graph(purpose, rows)
             profile = self.device.profile(graph)
-            mode = self.recipe.mode if purpose.train else parse_mode(f"keep({self.recipe.mode.rule})")
+            modes = self._modes(purpose, self.recipe.mode, later=self.arena is not None)
             options = self.recipe.options
             if self.arena is not None:
                 room = self.arena.nbytes if options.budget is None else min(self.arena.nbytes, options.budget)
                 options = replace(options, budget=room)
-            try:
-                schedule = choose(graph, mode, profile, options, persistent=self.persistent or None)
-            except BudgetError:
-                if not (mode.rule == "p" and (self.arena is not None or not purpose.train)):
-                    raise
-                schedule = choose(graph, _bounded(mode), profile, options, persistent=self.persistent or None)
+            schedule = _first_fitting(graph, modes, profile, options, self.persistent or None)
             if not self.persistent:
-                self.persistent = {b.tensor: b.offset for b in schedule.persistent} | {"": schedule.persistent_bytes}
+                self.persistent = _places(schedule)
             self.schedules[key] = schedule
         return self.schedules[key]
 
@@ -117,8 +129,14 @@ class Programs:
             assert self.arena is not None
             schedule = self.plan(purpose, rows)
             if schedule.pinned_bytes > self.pinned_bytes:  # cannot happen for fewer rows of the same mode
-                raise BudgetError(f"{rows} rows need {schedule.pinned_bytes} pinned bytes; {self.pinned_bytes} are taken")
-            self.executors[key] = Executor(self.device, schedule, self.arena, self.pinned)
+                raise BudgetError(
+                    f"{rows} rows need {schedule.pinned_bytes} pinned bytes; {self.pinned_bytes} are taken"
+                )
+            if schedule.placement == "live":
+                pool = Pool(schedule.pool_bytes, schedule.fit)
+                self.executors[key] = LiveExecutor(self.device, schedule, self.arena, self.pinned, pool)
+            else:
+                self.executors[key] = Executor(self.device, schedule, self.arena, self.pinned)
         return self.executors[key]
 
     def close(self) -> None:
@@ -128,6 +146,72 @@ class Programs:
             if region is not None:
                 self.device.give_back(region)
         self.arena = self.pinned = None
+
+    # -- budgets ---------------------------------------------------------------------------------------------------
+
+    def _modes(self, purpose: Purpose, mode: Mode, later: bool) -> list[Mode]:
+        """The modes that a purpose may use, best first: inference keeps what it needs, and what must do with an arena
+        that others sized may take smaller workspaces."""
+        own = mode if purpose.train else parse_mode(f"keep({mode.rule})")
+        return [own, _bounded(own)] if own.rule == "p" and (later or not purpose.train) else [own]
+
+    def _smallest(self, mode: Mode, purposes: list[Purpose], rows: int) -> int:
+        """Bytes of the smallest arena in which all these programs of a mode run."""
+        recipe = replace(self.recipe, mode=mode)
+        places: dict[str, int] | None = None
+        needed = 0
+        for purpose in purposes:
+            graph = recipe.graph(purpose, rows)
+            profile = self.device.profile(graph)
+            found = [
+                smallest(graph, m, profile, recipe.options, places)
+                for m in self._modes(purpose, mode, later=False)
+            ]
+            least = min(found, key=lambda schedule: schedule.peak_bytes)
+            places = places or _places(least)
+            needed = max(needed, least.peak_bytes)
+        return needed
+
+    def _refusal(self, purposes: list[Purpose], rows: int) -> BudgetError:
+        """What to say of a budget that is too small: the smallest that works, and the modes that would fit."""
+        mode, budget = self.recipe.mode, self.recipe.options.budget
+        assert budget is not None
+        needed = self._smallest(mode, purposes, rows)
+        others = {}
+        for name in ALTERNATIVES:
+            with suppress(BudgetError):  # a fit heuristic need not serve every mode
+                others[name] = self._smallest(parse_mode(name), purposes, rows)
+        fitting = [name for name, nbytes in others.items() if nbytes <= budget]
+        least = min(others, key=lambda name: others[name])
+        advice = (
+            f"modes that fit: {', '.join(fitting)}"
+            if fitting
+            else f"no mode fits, {least} needs the least, {others[least]} bytes ({format_size(others[least])})"
+        )
+        return BudgetError(
+            f"memory mode {mode} at batch {rows} needs at least {needed} bytes ({format_size(needed)}); the budget is "
+            f"{budget} bytes ({format_size(budget)}); {advice}",
+            needed,
+        )
+
+
+ALTERNATIVES = ("base", "keep", "vdnn++:conv", "vdnn++:all", "base(m)", "keep(m)", "vdnn++:conv(m)", "vdnn++:all(m)")
+"""Modes that a refusal compares, the fastest first."""
+
+
+def _first_fitting(
+    graph: Graph, modes: list[Mode], profile: Profile, options: Options, persistent: dict[str, int] | None
+) -> Schedule:
+    """The schedule of the first of these modes that fits. Raises the last one's BudgetError where none does."""
+    for mode in modes[:-1]:
+        with suppress(BudgetError):
+            return choose(graph, mode, profile, options, persistent=persistent)
+    return choose(graph, modes[-1], profile, options, persistent=persistent)
+
+
+def _places(schedule: Schedule) -> dict[str, int]:
+    """Offsets of what outlives an iteration, and under "" the end of that region."""
+    return {b.tensor: b.offset for b in schedule.persistent} | {"": schedule.persistent_bytes}
 
 
 def _bounded(mode: Mode) -> Mode:

@@ -105,10 +105,8 @@ class Trainer:
         try:
             name = target or self.device.target
             self.target = Target(name, precision, self.device.layout(name, precision))
-            at_end = max_norm is not None or self.micro_batch < batch or (name == "native" and mode.family == "base")
-            recipe = Recipe(
-                net, loss, optimizer, self.target, mode, options, self.sample_shape, at_end, max_norm
-            )
+            parts = self.micro_batch < batch
+            recipe = Recipe(net, loss, optimizer, self.target, mode, options, self.sample_shape, parts, max_norm)
             self.programs = Programs(self.device, recipe, self.micro_batch, self._first_purposes())
             self._open()
         except BaseException:
