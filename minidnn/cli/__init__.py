@@ -15,6 +15,7 @@ from minidnn.errors import ArgumentError, MiniDnnError
 EXAMPLE = "minidnn train smallnet --data digits --epochs 5"
 COMMANDS = {
     "train": "train a network and report its accuracy, speed and memory",
+    "memory": "show what a memory mode needs: pool, placement, parameters, pinned bytes; nothing runs",
     "summary": "show a network's layers, shapes, parameters, operations and activation bytes",
     "models": "list the built-in networks",
     "info": "show devices, versions and memory limits, and what is missing for CUDA",
@@ -29,7 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 2 for whatever the user can mend, 130 after Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(arguments)
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()  # here, where a reader that has gone is no error
     except MiniDnnError as error:
         print(f"minidnn: {error}", file=sys.stderr)
     except BrokenPipeError:

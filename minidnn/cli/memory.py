@@ -1,0 +1,107 @@
+"""`minidnn memory MODEL`: the bytes that a mode needs, to the last one, without running anything."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from minidnn.cli.options import Console, add_planning, shape
+from minidnn.cli.planning import add_source, check_rule, profile_for, training_graph
+from minidnn.errors import ArgumentError, BudgetError
+from minidnn.memory.place import intervals, place
+from minidnn.memory.sizing import smallest_pool
+from minidnn.memory.trace import aggregate_peak, load_trace, save_trace
+from minidnn.run.footprint import Footprint, footprint
+from minidnn.schedule.actions import Schedule
+from minidnn.schedule.lifetimes import trace
+from minidnn.units import format_size
+
+EXAMPLE = 'minidnn memory vgg16 --batch 64 --mode "vdnn:all(m)" --plot map.png'
+
+TITLES = {
+    "aggregate_peak_bytes": "aggregate peak of the pool",
+    "forward_peak_bytes": "  in forward",
+    "backward_peak_bytes": "  in backward",
+    "pool_bytes": "smallest sufficient pool (run-time, {fit})",
+    "placed_bytes": "pool with planned placement",
+    "lower_bound_bytes": "  lower bound of any placement",
+    "parameter_bytes": "parameters, as the driver rounds them",
+    "pinned_bytes": "pinned host memory",
+    "offloaded_bytes": "copied out in an iteration",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL or --trace, the mode, and what plans an iteration."""
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="a name that `minidnn models` lists, or "
+                        "path/to/file.py:function")  # fmt: skip
+    parser.add_argument("--input", type=shape, metavar="CxHxW", help="shape of one input (default: the model's own)")
+    parser.add_argument("--mode", default="base(m)", metavar="MODE", help="memory mode (default: base(m))")
+    add_source(parser)
+    add_planning(parser)
+    files = parser.add_argument_group("files")
+    files.add_argument("--trace", metavar="FILE", help="replay an allocation trace (JSON lines) instead of a model")
+    files.add_argument("--save-trace", metavar="FILE", help="write the mode's allocation trace")
+    files.add_argument("--plot", metavar="PNG", help="draw address against schedule position, coloured by role")
+
+
+def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Print and return the footprint."""
+    if (args.model is None) == (args.trace is None):
+        raise ArgumentError("give either a MODEL or --trace FILE (see minidnn memory --help)")
+    if args.trace is not None:
+        return _foreign(args, console)
+    graph = training_graph(args)
+    profile = profile_for(args, graph)
+    check_rule(args.mode, profile)
+    fit = args.fit or "best-fit"
+    found, schedule = footprint(graph, args.mode, profile, order=args.order, fit=fit)
+    console.say(f"{args.model}, batch {args.batch}, {args.mode}, {args.order}, {graph.target.name} graph, {args.precision}")
+    console.say(_table(found, fit))
+    if args.save_trace is not None:
+        save_trace(trace(graph, schedule.plan, schedule.actions), Path(args.save_trace))
+    if args.plot is not None:
+        _plot(schedule, Path(args.plot))
+    if args.budget is not None and schedule.peak_bytes > args.budget:
+        raise BudgetError(
+            f"--budget is {format_size(args.budget)}; {args.mode} needs {schedule.peak_bytes} bytes "
+            f"({format_size(schedule.peak_bytes)}): persistent {format_size(schedule.persistent_bytes)} and pool "
+            f"{format_size(schedule.pool_bytes)}"
+        )
+    return {
+        "model": args.model, "batch": args.batch, "mode": args.mode, "order": args.order, "fit": fit,
+        "target": graph.target.name, "precision": args.precision, "profile": profile.source, **found.as_dict(),
+        "persistent_bytes": schedule.persistent_bytes, "peak_bytes": schedule.peak_bytes,
+    }  # fmt: skip
+
+
+def _table(found: Footprint, fit: str) -> str:
+    values = found.as_dict()
+    lines = []
+    for key, title in TITLES.items():
+        size = values[key]
+        assert isinstance(size, int)
+        lines.append(f"{title.format(fit=fit):52} {format_size(size):>12}  {size:>14}")
+    pairs = " ".join(f"{m}->{i}" for m, i in found.prefetch)
+    return "\n".join([*lines, f"prefetch (during backward of m, X of layer i): {pairs or 'none'}"])
+
+
+def _foreign(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Sizes of a trace that came from elsewhere."""
+    events = load_trace(Path(args.trace))
+    fit = args.fit or "best-fit"
+    sizing, placement = smallest_pool(events, fit), place(intervals(events))
+    result = {
+        "trace": args.trace, "fit": fit, "aggregate_peak_bytes": aggregate_peak(events), "pool_bytes": sizing.nbytes,
+        "placed_bytes": placement.nbytes, "lower_bound_bytes": placement.lower_bound,
+    }  # fmt: skip
+    for key in ("aggregate_peak_bytes", "pool_bytes", "placed_bytes", "lower_bound_bytes"):
+        console.say(f"{TITLES[key].format(fit=fit):52} {format_size(result[key]):>12}  {result[key]:>14}")
+    return result
+
+
+def _plot(schedule: Schedule, path: Path) -> None:
+    from minidnn.report import memory_map
+
+    memory_map(schedule, path)
