@@ -92,7 +92,7 @@ class Walk:
     instances: dict[str, int] = field(default_factory=dict)
     arriving: dict[str, Token] = field(default_factory=dict)  # prefetched, copy-in perhaps not done
     releasing: list[tuple[Buffer, Token]] = field(default_factory=list)  # release issued, perhaps not done
-    stored: dict[str, Token] = field(default_factory=dict)  # copied out, perhaps not done; host waits need no such token
+    stored: dict[str, Token] = field(default_factory=dict)  # copied out on a lane of its own, perhaps not done
     fresh: set[str] = field(default_factory=set)  # written on compute since the host last waited for that lane
     pinned: dict[str, HostRange] = field(default_factory=dict)
     stage: int = 0
