@@ -17,7 +17,8 @@ from minidnn.memory.pool import Pool
 from minidnn.nn.loss import Loss
 from minidnn.nn.sequential import Sequential
 from minidnn.optim import Optimizer
-from minidnn.plan.mode import Mode, parse_mode
+from minidnn.plan.mode import Mode
+from minidnn.plan.registry import parse_mode
 from minidnn.profile.profile import Profile
 from minidnn.run.choose import Options, choose, smallest
 from minidnn.run.executor import Executor
@@ -56,6 +57,11 @@ class Recipe:
         they stay anyway (base) and one op for all is faster."""
         together = self.max_norm is not None or self.parts
         return together or (self.target.name == "native" and self.mode.family == "base")
+
+    def options_for(self, purpose: Purpose) -> Options:
+        """The options of a purpose. A fit heuristic is one of training: `high-end` sorts activations by whether they
+        are offloaded, and serves no inference in a pool of any size."""
+        return self.options if purpose.train else replace(self.options, fit=None)
 
     def graph(self, purpose: Purpose, rows: int) -> Graph:
         """The graph of a purpose for that many rows."""
@@ -106,17 +112,20 @@ class Programs:
         return self.pinned.nbytes if self.pinned else 0
 
     def plan(self, purpose: Purpose, rows: int) -> Schedule:
-        """The schedule of a purpose; one that exceeds the arena falls back to algorithms that fit (`g`)."""
+        """The schedule of a purpose; one that exceeds the arena falls back to algorithms that fit (`g`), and from a
+        heuristic that needs more room for fewer rows (they exist) to offline placement."""
         key = (purpose, rows)
         if key not in self.schedules:
             graph = self.recipe.graph(purpose, rows)
             profile = self.device.profile(graph)
             modes = self._modes(purpose, self.recipe.mode, later=self.arena is not None)
-            options = self.recipe.options
+            options = self.recipe.options_for(purpose)
+            ways = [(mode, options) for mode in modes]
             if self.arena is not None:
                 room = self.arena.nbytes if options.budget is None else min(self.arena.nbytes, options.budget)
-                options = replace(options, budget=room)
-            schedule = _first_fitting(graph, modes, profile, options, self.persistent or None)
+                placed = replace(options, fit=None, placement="planned")
+                ways = [(mode, replace(o, budget=room)) for o in (options, placed) for mode in modes]
+            schedule = _first_fitting(graph, ways, profile, self.persistent or None)
             if not self.persistent:
                 self.persistent = _places(schedule)
             self.schedules[key] = schedule
@@ -164,7 +173,7 @@ class Programs:
             graph = recipe.graph(purpose, rows)
             profile = self.device.profile(graph)
             found = [
-                smallest(graph, m, profile, recipe.options, places)
+                smallest(graph, m, profile, recipe.options_for(purpose), places)
                 for m in self._modes(purpose, mode, later=False)
             ]
             least = min(found, key=lambda schedule: schedule.peak_bytes)
@@ -200,13 +209,14 @@ ALTERNATIVES = ("base", "keep", "vdnn++:conv", "vdnn++:all", "base(m)", "keep(m)
 
 
 def _first_fitting(
-    graph: Graph, modes: list[Mode], profile: Profile, options: Options, persistent: dict[str, int] | None
+    graph: Graph, ways: list[tuple[Mode, Options]], profile: Profile, persistent: dict[str, int] | None
 ) -> Schedule:
-    """The schedule of the first of these modes that fits. Raises the last one's BudgetError where none does."""
-    for mode in modes[:-1]:
+    """The schedule by the first of these ways that fits. Raises the last one's BudgetError where none does."""
+    for mode, options in ways[:-1]:
         with suppress(BudgetError):
             return choose(graph, mode, profile, options, persistent=persistent)
-    return choose(graph, modes[-1], profile, options, persistent=persistent)
+    mode, options = ways[-1]
+    return choose(graph, mode, profile, options, persistent=persistent)
 
 
 def _places(schedule: Schedule) -> dict[str, int]:
