@@ -6,14 +6,13 @@ import argparse
 import ctypes
 import os
 import platform
-import resource
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from minidnn import __version__
 from minidnn.cli.options import Console
+from minidnn.memory.pinned import host_limits, locked_limit
 from minidnn.units import format_size
 
 EXAMPLE = "minidnn info --json"
@@ -55,7 +54,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         "minidnn": __version__,
         "python": platform.python_version(),
         "packages": versions,
-        "host": host_limits(),
+        "host": host(),
         "cuda": {**asdict(driver), "missing": missing_for_cuda(driver, versions)},
     }
     console.say(report(result))
@@ -70,29 +69,13 @@ def installed(package: str) -> str | None:
         return None
 
 
-def host_limits() -> dict[str, int | None]:
-    """Cores that this process may use, and the limits on its memory in bytes; None where there is no limit."""
-    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+def host() -> dict[str, Any]:
+    """Cores that this process may use, the machine's memory, and what bounds host and pinned memory (bytes)."""
     return {
         "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": int(meminfo["MemTotal"].split()[0]) * 1024,
-        "available_bytes": int(meminfo["MemAvailable"].split()[0]) * 1024,
-        "cgroup_limit_bytes": cgroup_limit(),
-        "memlock_limit_bytes": None if locked == resource.RLIM_INFINITY else locked,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "limits": [asdict(limit) for limit in (*host_limits(), *locked_limit())],
     }
-
-
-def cgroup_limit() -> int | None:
-    """The memory limit of this process's control group (version 2, else 1), or None."""
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(name).read_text().strip()
-        except OSError:
-            continue
-        # Version 1 writes "no limit" as the largest multiple of a page below 2^63.
-        return int(text) if text != "max" and int(text) < 2**62 else None
-    return None
 
 
 def read_driver() -> Driver:
@@ -139,14 +122,15 @@ def missing_for_cuda(driver: Driver, versions: dict[str, str | None]) -> list[st
 
 def report(result: dict[str, Any]) -> str:
     """The same for a reader."""
-    host, cuda = result["host"], result["cuda"]
+    machine, cuda = result["host"], result["cuda"]
     lines = [
         f"minidnn {result['minidnn']}, Python {result['python']}",
         "packages  " + ", ".join(f"{name} {version}" for name, version in result["packages"].items() if version),
-        f"host      {host['cores']} cores, {format_size(host['memory_bytes'])} memory, "
-        f"{format_size(host['available_bytes'])} available",
-        f"limits    control group {_limit(host['cgroup_limit_bytes'])}, "
-        f"locked memory {_limit(host['memlock_limit_bytes'])}",
+        f"host      {machine['cores']} cores, {format_size(machine['memory_bytes'])} memory",
+    ]
+    lines += [
+        f"limit     {limit['name']}: {format_size(limit['value'])}, {format_size(limit['left'])} left"
+        for limit in machine["limits"]
     ]
     lines += [
         f"cuda:{device['index']}    {device['name']}, {format_size(device['memory_bytes'])}, "
@@ -157,7 +141,3 @@ def report(result: dict[str, Any]) -> str:
         lines.append(f"driver    serves CUDA {cuda['cuda_version']}")
     lines += [f"no CUDA   {sentence}" for sentence in cuda["missing"]]
     return "\n".join(lines)
-
-
-def _limit(nbytes: int | None) -> str:
-    return "none" if nbytes is None else format_size(nbytes)

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from minidnn.errors import ArgumentError
 from minidnn.units import parse_size
+
+# Repeated here because the modules that own them load NumPy, and `minidnn --help` should not.
+PRECISIONS = ("fp32", "tf32", "bf16", "fp64")
+PLACEMENTS = ("planned", "live")
+ORDERS = ("prefetch-first", "derivative-first")
+
+MODEL_HELP = """a name that `minidnn models` lists, with options if need be (vgg16, vgg:extra=20), or
+    path/to/file.py:function"""
+INPUT_HELP = "shape of one input, such as 3x64x64 (default: the model's own)"
+BUDGET_HELP = "device memory that may be used, such as 4GiB (default: what the mode needs)"
+PRECISION_HELP = "arithmetic and activations (default: fp32; fp64 on the host alone)"
+TARGET_HELP = """the papers' graph, or the one that saves less and fuses more (default: the device's own, paper on the
+    host and native on CUDA)"""
+ORDER_HELP = "what a layer allocates first in backward (default: prefetch-first)"
+PLACEMENT_HELP = """offsets planned before the run, or the papers' pool, which places while it runs and can get stuck
+    (default: planned)"""
+FIT_HELP = "place tensors by this run-time heuristic, such as best-fit (default: the smallest placement found)"
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,7 +45,7 @@ class Console:
 
     def __init__(self, json: bool, quiet: bool) -> None:
         self.silent = json or quiet
-        self.progress = not quiet
+        self.progress = not quiet and sys.stderr.isatty()
         self.exit_code = 0
 
     def say(self, text: str = "") -> None:
@@ -45,10 +63,20 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """`MODEL` and `--input`, which every command about one network has."""
-    parser.add_argument("model", metavar="MODEL", help="a name that `minidnn models` lists, with options if need be "
-                        "(vgg16, vgg:extra=20), or path/to/file.py:function")  # fmt: skip
-    parser.add_argument("--input", type=shape, metavar="CxHxW", help="shape of one input, such as 3x64x64 "
-                        "(default: the model's own)")  # fmt: skip
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--input", type=shape, metavar="CxHxW", help=INPUT_HELP)
+
+
+def add_planning(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """What every command has that plans an iteration: budget, precision, target, order and fit."""
+    group = parser.add_argument_group("memory")
+    group.add_argument("--budget", type=size, metavar="SIZE", help=BUDGET_HELP)
+    group.add_argument("--precision", default="fp32", choices=PRECISIONS, help=PRECISION_HELP)
+    group.add_argument("--target", choices=("paper", "native"), help=TARGET_HELP)
+    group.add_argument("--order", default=ORDERS[0], choices=ORDERS, help=ORDER_HELP)
+    group.add_argument("--fit", metavar="F", help=FIT_HELP)
+    group.add_argument("--placement", default=PLACEMENTS[0], choices=PLACEMENTS, help=PLACEMENT_HELP)
+    return group
 
 
 def option_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
