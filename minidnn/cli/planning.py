@@ -11,7 +11,7 @@ from minidnn.errors import ArgumentError
 from minidnn.graph.build import build
 from minidnn.graph.graph import Graph, Target
 from minidnn.models import create
-from minidnn.plan.mode import parse_mode
+from minidnn.plan.registry import parse_mode
 from minidnn.profile.profile import Profile
 
 PROFILE_HELP = "times and workspaces that `minidnn profile` measured (JSON)"

@@ -96,7 +96,8 @@ class HostDevice(Device):
         _bytes(arena, offset, data.nbytes)[:] = data
 
     def read(self, arena: Region, offset: int, nbytes: int) -> np.ndarray:
-        return _bytes(arena, offset, nbytes).copy()
+        data: np.ndarray = _bytes(arena, offset, nbytes).copy()
+        return data
 
     def discard(self, arena: Region, offset: int, nbytes: int, stream: Stream | None) -> None:
         poison = partial(_bytes(arena, offset, nbytes).fill, POISON)

@@ -5,19 +5,13 @@ fan_in = C/groups * R * S (or the input features), fan_out = K * R * S / ... as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod, sqrt
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minidnn.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from minidnn.nn.layer import Layer
-
-Initializer = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+from minidnn.nn.layer import Initializer, Layer
 
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -46,7 +40,8 @@ class Normal:
     std: float = 1.0
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        return self.mean + self.std * rng.standard_normal(shape, dtype=np.float32)
+        values: np.ndarray = self.mean + self.std * rng.standard_normal(shape, dtype=np.float32)
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +51,8 @@ class Uniform:
     bound: float
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        return np.float32(self.bound) * (2 * rng.random(shape, dtype=np.float32) - 1)
+        centred: np.ndarray = 2 * rng.random(shape, dtype=np.float32) - 1
+        return np.float32(self.bound) * centred
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -14,7 +14,9 @@ from minidnn.graph.tensor import Role
 if TYPE_CHECKING:
     from minidnn.graph.emit import Scope
     from minidnn.graph.tensor import Tensor
-    from minidnn.nn.init import Initializer
+
+Initializer = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+"""(random generator, shape) -> the values with which a weight starts."""
 
 
 class Parameter:

@@ -1,4 +1,4 @@
-"""From a mode to a schedule: lower and place what the policy proposes, drop what breaks the budget, pick the fastest."""
+"""From a mode to a schedule: lower and place what the policy proposes, drop what breaks the budget, choose."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from minidnn.errors import ArgumentError, BudgetError
 from minidnn.graph.graph import Graph
 from minidnn.memory.fit import named_fit
-from minidnn.plan.mode import Mode, Request, parse_mode, policies
+from minidnn.plan.mode import Mode, Request
 from minidnn.plan.plan import ORDERS, Plan, pick_algorithms
+from minidnn.plan.registry import POLICIES, parse_mode
 from minidnn.profile.profile import Algorithm, Profile
 from minidnn.run.live import live_schedule
 from minidnn.schedule.actions import Schedule
@@ -80,7 +81,7 @@ def candidates(
     of them in a pool of any size."""
     refused: BudgetError | None = None
     served = False
-    for plan in policies()[mode.family](Request(graph, profile, mode, options.order)):
+    for plan in POLICIES[mode.family](Request(graph, profile, mode, options.order)):
         try:
             schedule = schedule_of(graph, plan, profile, options, persistent)
         except BudgetError as error:
@@ -119,8 +120,10 @@ def _lower(graph: Graph, plan: Plan, options: Options, persistent: Mapping[str, 
 
 
 def _bounded_workspaces(graph: Graph, least: Plan, profile: Profile, tightest: Schedule, budget: int) -> Plan:
-    """Rule `g`: per stage the fastest algorithms whose workspace fits beside what is live there. `least` is the plan with
-    the least workspace everywhere, `tightest` its schedule."""
+    """Rule `g`: per stage the fastest algorithms whose workspace fits beside what is live there.
+
+    `least` is the plan with the least workspace everywhere, `tightest` its schedule.
+    """
     room = stage_room(tightest, budget - tightest.persistent_bytes)
     chosen: dict[str, Algorithm] = {}
     for start, stop in least.stages:

@@ -14,11 +14,25 @@ from minidnn.errors import DeviceError, raise_at
 from minidnn.graph.tensor import Tensor
 from minidnn.run.slot import BatchSlot
 from minidnn.schedule.actions import (
-    Action, Alloc, AwaitReleases, Buffer, Free, HostRange, HostSync, HostWait, Launch, Offload, Prefetch, Record,
-    Release, Schedule, Token, Wait,
+    Action,
+    Alloc,
+    AwaitReleases,
+    Buffer,
+    Free,
+    HostRange,
+    HostSync,
+    HostWait,
+    Launch,
+    Offload,
+    Prefetch,
+    Record,
+    Release,
+    Schedule,
+    Token,
+    Wait,
 )  # fmt: skip
 
-Step = Callable[[], None]
+Step = Callable[[], object]
 
 
 class Executor:
@@ -36,6 +50,16 @@ class Executor:
             step = self.compile(action)
             if step is not None:
                 self.steps.append((action, action.label, step))
+
+    def tap(self, look: Callable[[Action], Step | None]) -> None:
+        """From now on issue, behind each action for which `look` gives a step, that step too (see run/observe.py)."""
+        steps = self.steps
+        self.steps = []
+        for action, label, step in steps:
+            self.steps.append((action, label, step))
+            more = look(action)
+            if more is not None:
+                self.steps.append((action, f"observe {label}", more))
 
     def run(self, slot: BatchSlot) -> None:
         """Issue one iteration over the batch in `slot`. Device work may still be running on return.
@@ -111,7 +135,8 @@ class Executor:
         assert self.slot is not None
         return self.slot.region, self.slot.place(place.name)
 
-    def _record(self, token: Token, stream: object) -> None:
+    def _record(self, token: Token | None, stream: object) -> None:
+        assert token is not None
         self.events[token] = self.device.record(stream)  # type: ignore[arg-type]
 
     def _wait(self, stream: object, tokens: tuple[Token, ...]) -> None:

@@ -9,8 +9,9 @@ from minidnn.graph.graph import Graph
 from minidnn.graph.tensor import Role
 from minidnn.memory.sizing import smallest_pool
 from minidnn.memory.trace import live_profile
-from minidnn.plan.mode import Request, parse_mode, policies
+from minidnn.plan.mode import Request
 from minidnn.plan.plan import Plan
+from minidnn.plan.registry import POLICIES, parse_mode
 from minidnn.plan.vdnn import offloaded_layers, prefetch_schedule
 from minidnn.profile.profile import Profile
 from minidnn.schedule.actions import Schedule
@@ -26,11 +27,11 @@ DRIVER_GRANULE = 2 * MiB
 class Footprint:
     """Bytes. Peaks are of the pool, without parameters; requests rounded to 512 bytes.
 
-    `pool_bytes` is the smallest sufficient pool by the search of vDNN++ (section IV-B) with the named fit; `placed_bytes`
-    what offline placement needs, never below `lower_bound_bytes`. `parameter_bytes` counts weights, biases and running
-    statistics as the driver rounds them (in base their gradients too). `pinned_bytes` is what the mode pins,
-    `offloaded_bytes` what it copies out in one iteration. `prefetch` holds pairs [m, i]: X of layer i comes in during
-    the backward of layer m.
+    `pool_bytes` is the smallest sufficient pool by the search of vDNN++ (section IV-B) with the named fit;
+    `placed_bytes` what offline placement needs, never below `lower_bound_bytes`. `parameter_bytes` counts weights,
+    biases and running statistics as the driver rounds them (in base their gradients too). `pinned_bytes` is what the
+    mode pins, `offloaded_bytes` what it copies out in one iteration. `prefetch` holds pairs [m, i]: X of layer i comes
+    in during the backward of layer m.
     """
 
     aggregate_peak_bytes: int
@@ -54,7 +55,7 @@ def footprint(
 ) -> tuple[Footprint, Schedule]:
     """The footprint of a mode and the schedule it was read from (of several candidates, as `dyn` has, the first)."""
     parsed = parse_mode(mode)
-    plan = next(policies()[parsed.family](Request(graph, profile, parsed, order)))
+    plan = next(POLICIES[parsed.family](Request(graph, profile, parsed, order)))
     schedule = lower(graph, plan)
     events = trace(graph, plan, schedule.actions)
     live = live_profile(events)

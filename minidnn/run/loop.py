@@ -74,7 +74,9 @@ def fit(
     bit-exactly, data order included. A non-finite loss raises NonFiniteLoss and nothing is saved after it.
     """
     if epochs < 1 or (steps is not None and steps < 1) or (checkpoint_every is not None and checkpoint_every < 1):
-        raise ArgumentError(f"epochs, steps, checkpoint_every are {epochs}, {steps}, {checkpoint_every}; each must be 1 or more")
+        raise ArgumentError(
+            f"epochs, steps, checkpoint_every are {epochs}, {steps}, {checkpoint_every}; each must be 1 or more"
+        )
     run = _Run(trainer, _as_data(data), epochs, steps, shuffle, checkpoint, checkpoint_every)
     if resume is not None:
         run.resume(Path(resume))
@@ -181,7 +183,8 @@ class _Run:
             totals.add(result, _weight(trainer, slot, result.rows))
             slot.release()
             self.result.images += result.rows
-            self._write(log, {"step": result.step, "loss": result.loss, "accuracy": result.accuracy, "rows": result.rows})
+            record = {"step": result.step, "loss": result.loss, "accuracy": result.accuracy, "rows": result.rows}
+            self._write(log, record)
             bar.set_postfix(loss=f"{result.loss:.4f}", refresh=False)
             bar.update()
 
@@ -194,7 +197,8 @@ class _Run:
                         settle()
                     if trainer.stop_requested or self._enough:
                         break
-                    if self.checkpoint is not None and self.checkpoint_every and self.batch % self.checkpoint_every == 0:
+                    due = self.checkpoint_every and self.batch % self.checkpoint_every == 0
+                    if self.checkpoint is not None and due:
                         while pending:
                             settle()
                         self.save()
@@ -249,7 +253,7 @@ def _check_data(trainer: Trainer, dataset: Dataset) -> None:
             f"data have images of {list(dataset.input_shape)}; the network was set up for {list(trainer.sample_shape)}"
         )
     if not isinstance(trainer.loss, CrossEntropyLoss):
-        raise ArgumentError("loss is not CrossEntropyLoss; data sets have class labels, use trainer.step for other targets")
+        raise ArgumentError("loss is not CrossEntropyLoss; data sets have class labels, other targets go to trainer.step")
     classes = trainer._output_shape[1]
     if dataset.classes is not None and dataset.classes > classes:
         raise ArgumentError(f"data have {dataset.classes} classes; the network has {classes} outputs")

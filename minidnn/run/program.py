@@ -23,6 +23,7 @@ from minidnn.profile.profile import Profile
 from minidnn.run.choose import Options, choose, smallest
 from minidnn.run.executor import Executor
 from minidnn.run.live import LiveExecutor
+from minidnn.run.observe import GradientObserver
 from minidnn.schedule.actions import Schedule
 from minidnn.units import format_size
 
@@ -83,6 +84,7 @@ class Programs:
         self.persistent: dict[str, int] = {}
         self.schedules: dict[tuple[Purpose, int], Schedule] = {}
         self.executors: dict[tuple[Purpose, int], Executor] = {}
+        self.observers: list[GradientObserver] = []
         self.arena: Region | None = None
         self.pinned: Region | None = None
         try:
@@ -143,14 +145,31 @@ class Programs:
                 )
             if schedule.placement == "live":
                 pool = Pool(schedule.pool_bytes, schedule.fit)
-                self.executors[key] = LiveExecutor(self.device, schedule, self.arena, self.pinned, pool)
+                executor: Executor = LiveExecutor(self.device, schedule, self.arena, self.pinned, pool)
             else:
-                self.executors[key] = Executor(self.device, schedule, self.arena, self.pinned)
+                executor = Executor(self.device, schedule, self.arena, self.pinned)
+            for observer in self.observers if purpose.train else ():
+                observer.attach(executor)
+            self.executors[key] = executor
         return self.executors[key]
 
+    def observe(self, observer: GradientObserver) -> None:
+        """Let an observer watch all training programs, those to come included."""
+        self.observers.append(observer)
+        for (purpose, _), executor in self.executors.items():
+            if purpose.train:
+                observer.attach(executor)
+
+    def finish(self) -> None:
+        """Wait for everything that was issued."""
+        for executor in self.executors.values():
+            executor.finish()
+
     def close(self) -> None:
-        """Give the arena and the slab back."""
+        """Give all memory back."""
         self.executors.clear()
+        for observer in self.observers:
+            observer.close()
         for region in (self.arena, self.pinned):
             if region is not None:
                 self.device.give_back(region)

@@ -1,4 +1,4 @@
-"""Batch slots: the host side of an iteration. One pinned region holds the batch, its labels, the step scalars and results."""
+"""Batch slots: the host side of an iteration. One pinned region holds batch, labels, step scalars and results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class BatchSlot:
         return raw.view(numpy_dtype(t.dtype)).reshape(t.shape)
 
     def select(self, part: int, first_row: int, scalars: Mapping[str, float]) -> None:
-        """Turn to micro-batch `part`, which begins at `first_row`, and write its step scalars; those not named are 0."""
+        """Turn to micro-batch `part`, which begins at `first_row`; write its step scalars, those not named are 0."""
         self.part, self.first_row = part, first_row
         row = self.array("scalars")[part]
         row[:] = 0

@@ -1,26 +1,29 @@
-"""The trainer: a network, a loss, an optimizer and a memory mode on a device. One step is: fill a slot, run the schedule."""
+"""The trainer: a network, a loss, an optimizer and a memory mode on a device. A step: fill a slot, run the schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minidnn.data.loader import Slot
-from minidnn.device.base import Device, Event, Operand, load, numpy_dtype, store
+from minidnn.device.base import Device, Event
 from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError, DataError, NonFiniteLoss, add_note
 from minidnn.graph.graph import Target
-from minidnn.graph.tensor import Role, Tensor
 from minidnn.nn.loss import Loss
 from minidnn.nn.sequential import Sequential
 from minidnn.optim import Optimizer
-from minidnn.plan.mode import parse_mode
+from minidnn.plan.registry import parse_mode
+from minidnn.run.arguments import check_numbers, check_parts, sample_shape
 from minidnn.run.choose import Options
+from minidnn.run.observe import GradientObserver
 from minidnn.run.program import Programs, Purpose, Recipe
 from minidnn.run.slot import BatchSlot, slot_fields
+from minidnn.run.weights import DeviceWeights
 from minidnn.schedule.actions import COMPUTE, Schedule
 from minidnn.units import parse_size
 
@@ -62,6 +65,7 @@ class Pending:
     rows: int
     parts: int
     step: int
+    train: bool
     done: Event
 
 
@@ -84,20 +88,19 @@ class Trainer:
         micro_batch: int | None = None, max_norm: float | None = None, seed: int = 0,
         input_shape: tuple[int, ...] | None = None, deterministic: bool = False,
     ) -> None:  # fmt: skip
-        shape = input_shape or net.input_shape
-        _check(batch, micro_batch, max_norm, seed, shape)
-        assert shape is not None
+        check_parts(net, loss, optimizer, device)
+        check_numbers(batch, micro_batch, max_norm, seed)
+        self.sample_shape = sample_shape(net, input_shape)
         self.net, self.loss, self.optimizer = net, loss, optimizer
         self.batch, self.micro_batch, self.seed = batch, micro_batch or batch, seed
-        self.sample_shape = tuple(shape)
-        self.step_count = 0
+        self.step_count = self.epoch_count = 0
         self.stop_requested = False
-        self._failed = self._closed = False
+        self._failed = self._closed = self._changed = False
         self._slots: list[FeedSlot] = []
         self._owns_device = isinstance(device, str)
         mode = parse_mode(memory)
-        limit = None if budget is None else parse_size(budget, "budget")
-        options = Options(order, fit, placement, limit)
+        options = Options(order, fit, placement, None if budget is None else parse_size(budget, "budget"))
+        Target(target or "paper", precision)  # refuses other names before a device is opened
         net.initialize(seed)
         self.device = (
             open_device(device, precision=precision, deterministic=deterministic) if isinstance(device, str) else device
@@ -132,8 +135,11 @@ class Trainer:
         fields = slot_fields(graph, labels, self.loss.label_dtype, self.batch, parts)
         for _ in range(SLOTS):
             self._slots.append(FeedSlot(BatchSlot(self.device, fields)))
-        for purpose in self._first_purposes():
-            self.programs.executor(purpose, self.micro_batch)
+        for train in (True, False):
+            self.announce(self.batch, train)
+        assert self.programs.arena is not None
+        self.weights = DeviceWeights(self.device, self.programs.arena, self.schedule, self.net, self.loss)
+        self.weights.reset()
         self.push()
         self.net.owner = self
 
@@ -141,13 +147,14 @@ class Trainer:
         """Bring the network's weights up to date (not after a failure inside an iteration) and give all memory back."""
         if self._closed:
             return
-        self._closed = True
         try:
-            if not self._failed:
-                self.pull()
+            self.pull()
         finally:
+            self._closed = True
             if self.net.owner is self:
                 self.net.owner = None
+            if hasattr(self, "device"):
+                self.device.abandon()
             for slot in self._slots:
                 slot.batch.close()
             if hasattr(self, "programs"):
@@ -185,58 +192,44 @@ class Trainer:
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
-    def _persistent(self) -> Iterator[tuple[Tensor, Operand]]:
-        tensors = self.schedule.graph.tensors
-        for buffer in self.schedule.persistent:
-            yield tensors[buffer.tensor], Operand(tensors[buffer.tensor], buffer.offset)
-
     def push(self) -> None:
-        """Upload the network's weights; optimizer state and gradients start at zero."""
-        arena = self.programs.arena
-        assert arena is not None
-        parameters = dict(self.net.named_parameters())
-        for t, operand in self._persistent():
-            name = t.name.removesuffix("@bf16")
-            if name in parameters:
-                value = parameters[name].materialize(name, self.seed)
-            elif t.name == "class_weight":
-                value = np.asarray(getattr(self.loss, "weight"))  # noqa: B009 - only losses with classes have one
-            else:
-                value = np.zeros(t.shape, dtype=numpy_dtype(t.dtype))
-            store(self.device, arena, operand, value)
+        """Upload the network's weights; optimizer state stays."""
+        self.programs.finish()
+        self.weights.push(self.seed)
+        self._changed = False
 
     def pull(self) -> None:
-        """Download the newest weights and running statistics into the network."""
-        arena = self.programs.arena
-        assert arena is not None
-        parameters = dict(self.net.named_parameters())
-        for t, operand in self._persistent():
-            if t.name in parameters:
-                parameters[t.name].assign(load(self.device, arena, operand))
+        """Bring the network's weights up to date. After a failure inside an iteration they stay what they were.
 
-    def optimizer_state(self) -> dict[str, np.ndarray]:
-        """Copies of the optimizer's buffers: `features.0.weight@momentum` -> array in PyTorch's layout."""
-        arena = self.programs.arena
-        assert arena is not None
-        return {
-            t.name: load(self.device, arena, operand)
-            for t, operand in self._persistent()
-            if t.role is Role.OPTIMIZER_STATE
-        }
-
-    def load_optimizer_state(self, state: dict[str, np.ndarray]) -> None:
-        """Take the buffers that `optimizer_state` gave."""
-        arena = self.programs.arena
-        assert arena is not None
-        for t, operand in self._persistent():
-            if t.role is Role.OPTIMIZER_STATE:
-                if t.name not in state:
-                    raise ArgumentError(f"optimizer state has no {t.name}; it is of another network or optimizer")
-                store(self.device, arena, operand, state[t.name])
+        Raises NonFiniteLoss when a weight is NaN or infinite; the network keeps what it had.
+        """
+        if self._changed and not self._failed:
+            self.programs.finish()
+            self.weights.pull(self.step_count)
+            self._changed = False
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The network's newest weights."""
         return self.net.state_dict()
+
+    def optimizer_state(self) -> dict[str, np.ndarray]:
+        """Copies of the optimizer's buffers: `features.0.weight@momentum` -> array in PyTorch's layout."""
+        self._check_usable()
+        self.programs.finish()
+        return self.weights.optimizer_state()
+
+    def load_optimizer_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take the buffers that `optimizer_state` gave. Raises CheckpointError when they are of something else."""
+        self._check_usable()
+        self.programs.finish()
+        self.weights.load_optimizer_state(state)
+
+    def observe_gradients(self) -> GradientObserver:
+        """From the next step on, see every weight gradient; the schedule stays the same. The trainer closes it."""
+        self._check_usable()
+        observer = GradientObserver(self.device, [name for name, _ in self.net.named_parameters()])
+        self.programs.observe(observer)
+        return observer
 
     # -- one batch -------------------------------------------------------------------------------------------------
 
@@ -249,42 +242,74 @@ class Trainer:
         rows = self._fill(slot.batch, x, y)
         return self.settle(self.issue(slot.batch, rows))
 
+    def announce(self, rows: int, train: bool) -> None:
+        """Plan and compile what batches of that many rows need. Raises BudgetError when it does not fit."""
+        for purpose, _, count in self._parts(rows, train):
+            self.programs.executor(purpose, count)
+
+    def _parts(self, rows: int, train: bool) -> list[tuple[Purpose, int, int]]:
+        """(purpose, first row, rows) of each micro-batch."""
+        return [
+            (
+                Purpose(train, accumulate=train and start > 0, update=not train or start + self.micro_batch >= rows),
+                start,
+                min(self.micro_batch, rows - start),
+            )
+            for start in range(0, rows, self.micro_batch)
+        ]
+
     def issue(self, slot: BatchSlot, rows: int, train: bool = True) -> Pending:
         """Issue the iteration(s) over the first `rows` rows of a slot; device work may go on after the return."""
+        self._check_usable()
         labels = slot.array("labels")[:rows]
-        inverse = self.loss.inverse_weight(labels, (rows, *self._output_shape[1:]))
-        starts = range(0, rows, self.micro_batch)
         scalars = {
-            "inverse_weight": inverse, "step": float(self.step_count),
+            "inverse_weight": self.loss.inverse_weight(labels, (rows, *self._output_shape[1:])),
+            "step": float(self.step_count),
             "seed_low": float(self.seed & 0xFFFFFFFF), "seed_high": float(self.seed >> 32),
             **self.optimizer.scalars(self.step_count),
         }  # fmt: skip
-        try:
-            for part, start in enumerate(starts):
-                last = start + self.micro_batch >= rows
-                purpose = Purpose(train=True, accumulate=part > 0, update=last) if train else Purpose(train=False)
-                executor = self.programs.executor(purpose, min(self.micro_batch, rows - start))
+        parts = [(self.programs.executor(p, count), start) for p, start, count in self._parts(rows, train)]
+        for observer in self.programs.observers if train else ():
+            observer.prepare(slot)
+        self._changed = self._changed or train
+        with self._failing(train, self.step_count):
+            for part, (executor, start) in enumerate(parts):
                 slot.select(part, start, {**scalars, "micro_step": float(part)})
                 executor.run(slot)
             done = self.device.record(self.device.stream(COMPUTE))
-        except BaseException as error:
-            self._failed = self._failed or train
-            add_note(error, f"in step {self.step_count}")
-            raise
-        pending = Pending(slot, rows, len(starts), self.step_count, done)
+        pending = Pending(slot, rows, len(parts), self.step_count, train, done)
         self.step_count += train
         return pending
 
     def settle(self, pending: Pending) -> StepResult:
         """Wait for an issued batch and read its results."""
-        self.device.host_wait(pending.done)
+        with self._failing(pending.train, pending.step):
+            self.device.host_wait(pending.done)
+        for observer in self.programs.observers if pending.train else ():
+            observer.settle(pending.slot)
         loss, correct = pending.slot.array("loss")[: pending.parts].astype(np.float64).sum(axis=0)
         if not np.isfinite(loss):
-            self._failed = True
-            raise NonFiniteLoss(
-                f"the loss of step {pending.step} is {loss}; lower the learning rate or check the data for NaN"
-            )
+            self._failed = self._failed or pending.train
+            when = f"step {pending.step}" if pending.train else f"the evaluation after {pending.step} steps"
+            raise NonFiniteLoss(f"the loss of {when} is {loss}; lower the learning rate or check the data for NaN")
         return StepResult(pending.step, float(loss), int(correct), pending.rows)
+
+    @contextmanager
+    def _failing(self, train: bool, step: int) -> Iterator[None]:
+        """What goes wrong in a training iteration leaves weights between two steps: they are not used any more."""
+        try:
+            yield
+        except BaseException as error:
+            self._failed = self._failed or train
+            self.device.abandon()
+            add_note(error, f"in step {step}" if train else f"in the evaluation after {step} steps")
+            raise
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ArgumentError("trainer is closed; open a new one")
+        if self._failed:
+            raise ArgumentError("trainer stopped in an iteration that failed; close it and open a new one")
 
     def _fill(self, slot: BatchSlot, x: np.ndarray, y: np.ndarray | None) -> int:
         x = np.asarray(x)
@@ -302,14 +327,16 @@ class Trainer:
         if labels.dtype == np.int64:
             classes = self._output_shape[1]
             if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= classes:
-                raise DataError(f"y has labels of {y.dtype} from {y.min()} to {y.max()}; expected integers 0 to {classes - 1}")
+                raise DataError(
+                    f"y has labels of {y.dtype} from {y.min()} to {y.max()}; expected integers 0 to {classes - 1}"
+                )
         labels[:rows] = y
         return rows
 
     # -- whole data sets -------------------------------------------------------------------------------------------
 
     def fit(self, data: Data | Dataset, epochs: int = 1, **options: Any) -> FitResult:
-        """Train for some epochs; see `minidnn.run.loop.fit` for the options (steps, log, checkpoint, resume, progress)."""
+        """Train for some epochs; `minidnn.run.loop.fit` has the options (steps, log, checkpoint, resume, progress)."""
         from minidnn.run.loop import fit
 
         return fit(self, data, epochs, **options)
@@ -335,18 +362,3 @@ class Trainer:
             output = slot.array(executor.schedule.graph.output)[:rows]
             outputs.append(output.astype(np.float64 if self.target.precision == "fp64" else np.float32))
         return np.concatenate(outputs)
-
-
-def _check(
-    batch: int, micro_batch: int | None, max_norm: float | None, seed: int, shape: tuple[int, ...] | None
-) -> None:
-    if not isinstance(batch, (int, np.integer)) or isinstance(batch, bool) or batch < 1:
-        raise ArgumentError(f"batch is {batch!r}; it must be an int of 1 or more")
-    if micro_batch is not None and not (isinstance(micro_batch, int) and 1 <= micro_batch <= batch):
-        raise ArgumentError(f"micro_batch is {micro_batch!r}; it must be an int from 1 to the batch, {batch}")
-    if max_norm is not None and not max_norm > 0:
-        raise ArgumentError(f"max_norm is {max_norm!r}; it must be a number above 0")
-    if not isinstance(seed, int) or not 0 <= seed < 2**64:
-        raise ArgumentError(f"seed is {seed!r}; it must be an int from 0 to 2^64 - 1")
-    if shape is None:
-        raise ArgumentError("input_shape is None; give the network or the trainer the (C, H, W) of one sample")

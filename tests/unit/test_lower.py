@@ -11,12 +11,25 @@ from minidnn.graph.build import build
 from minidnn.graph.graph import Graph, Target
 from minidnn.graph.tensor import Role
 from minidnn.models import resolve
-from minidnn.plan.mode import Request, parse_mode, policies
+from minidnn.plan.mode import Request
 from minidnn.plan.plan import Plan, stages_by_op
+from minidnn.plan.registry import POLICIES, parse_mode
 from minidnn.profile.profile import Algorithm, Profile, op_key
 from minidnn.run.choose import Options, choose
 from minidnn.schedule.actions import (
-    COMPUTE, MEMORY, Alloc, AwaitReleases, Free, HostSync, HostWait, Launch, Offload, Prefetch, Release, Schedule, Wait,
+    COMPUTE,
+    MEMORY,
+    Alloc,
+    AwaitReleases,
+    Free,
+    HostSync,
+    HostWait,
+    Launch,
+    Offload,
+    Prefetch,
+    Release,
+    Schedule,
+    Wait,
 )  # fmt: skip
 from minidnn.schedule.lower import lower
 
@@ -66,7 +79,8 @@ def test_vdnnpp_forward_waits_for_compute_and_leaves_the_free_to_a_release_worke
 def test_vdnn_and_vdnnpp_differ_in_waits_and_frees_only(alexnet: Graph) -> None:
     work = (Alloc, Launch, Offload, Prefetch)
     one, two = (schedule(alexnet, mode) for mode in ("vdnn:conv(m)", "vdnn++:conv(m)"))
-    assert [a.label for a in one.actions if isinstance(a, work)] == [a.label for a in two.actions if isinstance(a, work)]
+    labels = [[a.label for a in s.actions if isinstance(a, work)] for s in (one, two)]
+    assert labels[0] == labels[1]
     assert two.pool_bytes <= one.pool_bytes
 
 
@@ -97,7 +111,7 @@ def test_the_input_is_never_copied_out_and_comes_back_from_the_host(alexnet: Gra
 
 
 def test_what_no_layer_prefetched_is_fetched_before_use(alexnet: Graph) -> None:
-    (plan,) = policies()["vdnn"](Request(alexnet, Profile("none"), parse_mode("vdnn:all(m)")))
+    (plan,) = POLICIES["vdnn"](Request(alexnet, Profile("none"), parse_mode("vdnn:all(m)")))
     s = lower(alexnet, replace(plan, prefetch={}))
     back = stage_of(s, "features.10:backward_activation")
     assert back.index("prefetch features.8.y") < back.index("features.10:backward_activation")
@@ -137,7 +151,8 @@ def test_without_host_waits_a_copy_out_starts_when_its_source_is_made(alexnet: G
     plan = Plan("test", stages_by_op(alexnet), offload=("features.0.y",))
     s = lower(alexnet, plan)
     labels = [a.label for a in s.actions]
-    assert labels.index("features.0:forward") < labels.index("offload features.0.y") < labels.index("features.2:forward")
+    assert labels.index("features.0:forward") < labels.index("offload features.0.y")
+    assert labels.index("offload features.0.y") < labels.index("features.2:forward")
     assert {a.lane for a in s.actions if isinstance(a, Offload)} == {"d2h"}
     assert {a.lane for a in s.actions if isinstance(a, Prefetch)} == {"h2d"}
 
@@ -150,7 +165,8 @@ def test_a_stage_has_one_workspace_of_the_largest_need(alexnet: Graph) -> None:
     s = choose(alexnet, "vdnn:all(p)", Profile("test", entries))
     spaces = [a.buffer for a in s.actions if isinstance(a, Alloc) and a.buffer.tensor.startswith("workspace")]
     needs = [
-        max((s.plan.algorithm(op).workspace for op in alexnet.ops[start:stop]), default=0) for start, stop in s.plan.stages
+        max((s.plan.algorithm(op).workspace for op in alexnet.ops[start:stop]), default=0)
+        for start, stop in s.plan.stages
     ]
     assert [b.nbytes for b in spaces] == [n for n in needs if n]
 
@@ -190,7 +206,7 @@ def test_releases_are_delayed_inside_vdnns_own_pool() -> None:
         sum(1 for start in stages if a.op < start <= a.until)
         for a in vdnnpp.actions if isinstance(a, Release) and a.until < graph.forward_ops
     ]  # fmt: skip
-    assert all(lag >= 3 for lag in lags), "inside vDNN's peak every forward release can come 3 layers after its copy-out"
+    assert all(lag >= 3 for lag in lags), "inside vDNN's peak each release can come 3 layers after its copy-out"
 
 
 def graph_stages(s: Schedule) -> list[tuple[int, int]]:

@@ -9,8 +9,9 @@ from minidnn.errors import ArgumentError
 from minidnn.graph.build import build
 from minidnn.graph.graph import Graph, Target
 from minidnn.models import resolve
-from minidnn.plan.mode import Request, parse_mode, policies
+from minidnn.plan.mode import Request
 from minidnn.plan.plan import stages_by_layer
+from minidnn.plan.registry import POLICIES, parse_mode
 from minidnn.plan.vdnn import offloaded_layers, prefetch_schedule, prefetch_stages
 from minidnn.profile.profile import Algorithm, Profile, op_key
 
@@ -112,12 +113,12 @@ def test_algorithms_by_rule(alexnet: Graph) -> None:
     profile = Profile("test", {op_key(alexnet, op): ways})
     for rule, name in (("p", "fast"), ("m", "small")):
         request = Request(alexnet, profile, parse_mode(f"vdnn:all({rule})"))
-        (plan,) = policies()["vdnn"](request)
+        (plan,) = POLICIES["vdnn"](request)
         assert plan.algorithm(op).name == name
 
 
 def test_dyn_yields_the_papers_candidates_in_order(alexnet: Graph) -> None:
-    plans = list(policies()["vdnn++"](Request(alexnet, Profile("test"), parse_mode("vdnn++:dyn"))))
+    plans = list(POLICIES["vdnn++"](Request(alexnet, Profile("test"), parse_mode("vdnn++:dyn"))))
     assert [plan.rule for plan in plans] == ["p", *"ppp", *"ggg", *"mmm"]
     assert plans[0].offload == ()
     assert all(plan.sync == "compute" for plan in plans)

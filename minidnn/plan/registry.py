@@ -1,0 +1,37 @@
+"""The registry of policies, and the grammar of memory modes: `base | keep | vdnn | vdnn++ [:SET][(p|m|g)]`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from minidnn.errors import ArgumentError
+from minidnn.plan.dynamic import vdnn_family
+from minidnn.plan.keep_all import base, keep
+from minidnn.plan.mode import Mode, Policy
+
+_GRAMMAR = re.compile(r"(?P<family>[a-z][a-z0-9+-]*)(:(?P<set>[^()]+))?(\((?P<rule>[pmg])\))?")
+
+POLICIES: Mapping[str, Policy] = {
+    "base": base,
+    "keep": keep,
+    "vdnn": vdnn_family("both"),
+    "vdnn++": vdnn_family("compute"),
+}
+"""Name of a mode's family -> its policy. A new memory mode is one file and one line here."""
+
+
+def parse_mode(text: str) -> Mode:
+    """Parse a mode such as `vdnn++:conv(p)`. Raises ArgumentError that shows the grammar."""
+    match = _GRAMMAR.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None or match["family"] not in POLICIES:
+        raise ArgumentError(
+            f"memory mode is {text!r}; write one of {', '.join(POLICIES)}, with an offload set for vdnn and vdnn++ "
+            "(all, conv, aconv, none, dyn or layer+layer) and (p), (m) or (g), such as 'vdnn++:conv(p)'"
+        )
+    family, offload_set = match["family"], match["set"]
+    if offload_set is not None and not family.startswith("vdnn"):
+        raise ArgumentError(f"memory mode is {text!r}; {family} takes no offload set")
+    if offload_set is None and family.startswith("vdnn"):
+        offload_set = "dyn"
+    return Mode(text.strip(), family, offload_set, match["rule"] or "p")
