@@ -1,0 +1,62 @@
+// Change of memory layout, with a change of type on the way where the types differ.
+
+#define TILE 64
+
+// A batch of A x B matrices to B x A: NCHW -> NHWC with A = channels, B = pixels, and back the other way round.
+// A tile goes through shared memory, so that both sides are accessed along their rows.
+template <typename TX, typename TY>
+__device__ __forceinline__ void transpose(const TX* x, TY* y, int N, int A, int B) {
+    __shared__ TY tile[TILE][TILE + 4 / sizeof(TY)];  // one word of padding per row: no bank conflicts
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int a0 = blockIdx.y * TILE, b0 = blockIdx.x * TILE;
+    for (int n = blockIdx.z; n < N; n += gridDim.z) {
+        const TX* source = x + (i64)n * A * B;
+        TY* target = y + (i64)n * A * B;
+#pragma unroll
+        for (int a = warp; a < TILE; a += THREADS / 32)
+#pragma unroll
+            for (int b = lane; b < TILE; b += 32)
+                if (a0 + a < A && b0 + b < B)
+                    tile[a][b] = from_float<TY>(to_float(source[(i64)(a0 + a) * B + b0 + b]));
+        __syncthreads();
+#pragma unroll
+        for (int b = warp; b < TILE; b += THREADS / 32)
+#pragma unroll
+            for (int a = lane; a < TILE; a += 32)
+                if (a0 + a < A && b0 + b < B) target[(i64)(b0 + b) * A + a0 + a] = tile[a][b];
+        __syncthreads();
+    }
+}
+
+// Any strides. Threads follow the output's memory order (axis 0 innermost); blockIdx.y is the outermost axis.
+struct Copy {
+    i64 x_outer, y_outer;
+    int x0, x1, x2, y0, y1, y2;
+};
+template <typename TX, typename TY>
+__device__ __forceinline__ void strided_copy(const TX* x, TY* y, int outer, Copy strides, Split split, u32 count) {
+    for (int n = blockIdx.y; n < outer; n += gridDim.y)
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            u32 i = (blockIdx.x * 4 + k) * THREADS + threadIdx.x;
+            if (i >= count) break;
+            Place at = place(i, split);
+            i64 from = n * strides.x_outer + (i64)at.inner * strides.x0 + (i64)at.middle * strides.x1 + (i64)at.outer * strides.x2;
+            i64 to = n * strides.y_outer + (i64)at.inner * strides.y0 + (i64)at.middle * strides.y1 + (i64)at.outer * strides.y2;
+            y[to] = from_float<TY>(to_float(x[from]));
+        }
+}
+
+#define LAYOUT(TX, TY, VARIANT)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                               \
+        transpose_##VARIANT(const TX* x, TY* y, int N, int A, int B) {                                                  \
+        transpose<TX, TY>(x, y, N, A, B);                                                                               \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                               \
+        strided_copy_##VARIANT(const TX* x, TY* y, int outer, Copy strides, Split split, u32 count) {                   \
+        strided_copy<TX, TY>(x, y, outer, strides, split, count);                                                       \
+    }
+LAYOUT(float, float, f32_f32)
+LAYOUT(float, bf16, f32_bf16)
+LAYOUT(bf16, float, bf16_f32)
+LAYOUT(bf16, bf16, bf16_bf16)

@@ -1,0 +1,192 @@
+// Local response normalization, and the element-wise half of batch-norm (its sums are in reduction.cu).
+
+#define LRN_CHANNELS 32
+#define LRN_PIXELS 64
+#define LRN_MOST 32  // widest window - 1
+
+// A tile of LRN_CHANNELS x LRN_PIXELS values and the `size - 1` channels around it lies in shared memory; lanes run
+// along the memory order. A thread owns 8 values of the tile and keeps in registers what it needs of them again.
+struct Lrn {
+    int C, pixels, size;
+    float alpha_over_size, beta, k;
+};
+#define LRN_OWN (LRN_CHANNELS * LRN_PIXELS / THREADS)
+#define LRN_PITCH (LRN_PIXELS + 1)
+
+template <bool LAST> __device__ __forceinline__ void own(int u, int& c, int& p) {
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    c = LAST ? lane : warp + (u / 2) * 8;
+    p = LAST ? warp + u * 8 : lane + (u % 2) * 32;
+}
+template <bool LAST> __device__ __forceinline__ i64 lrn_offset(int c, int p, const Lrn& g) {
+    return LAST ? (i64)p * g.C + c : (i64)c * g.pixels + p;
+}
+__device__ __forceinline__ float power(float x, float exponent) { return exp2f(exponent * log2f(x)); }
+
+// scale = k + alpha / size * sum of x^2 over channels c - size / 2 .. c + (size - 1) / 2;  y = x * scale^-beta
+template <typename T, bool LAST>
+__device__ __forceinline__ void lrn_forward(const T* x, T* y, float* scale, int N, Lrn g) {
+    __shared__ float tile[(LRN_CHANNELS + LRN_MOST) * LRN_PITCH];
+    int c0 = blockIdx.y * LRN_CHANNELS, p0 = blockIdx.x * LRN_PIXELS, before = g.size / 2;
+    for (int n = blockIdx.z; n < N; n += gridDim.z) {
+        i64 image = (i64)n * g.C * g.pixels;
+        float mine[LRN_OWN];
+#pragma unroll
+        for (int u = 0; u < LRN_OWN; u++) {
+            int c, p;
+            own<LAST>(u, c, p);
+            bool inside = c0 + c < g.C && p0 + p < g.pixels;
+            mine[u] = inside ? to_float(x[image + lrn_offset<LAST>(c0 + c, p0 + p, g)]) : 0.0f;
+            tile[(c + before) * LRN_PITCH + p] = mine[u];
+        }
+        for (int i = threadIdx.x; i < (g.size - 1) * LRN_PIXELS; i += THREADS) {
+            int p = i % LRN_PIXELS, c = i / LRN_PIXELS;
+            c = c < before ? c - before : c - before + LRN_CHANNELS;
+            bool inside = c0 + c >= 0 && c0 + c < g.C && p0 + p < g.pixels;
+            tile[(c + before) * LRN_PITCH + p] = inside ? to_float(x[image + lrn_offset<LAST>(c0 + c, p0 + p, g)]) : 0.0f;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int u = 0; u < LRN_OWN; u++) {
+            int c, p;
+            own<LAST>(u, c, p);
+            float sum = 0.0f;
+            for (int j = 0; j < g.size; j++) {
+                float value = tile[(c + j) * LRN_PITCH + p];
+                sum += value * value;
+            }
+            if (c0 + c >= g.C || p0 + p >= g.pixels) continue;
+            float s = g.k + g.alpha_over_size * sum;
+            i64 at = image + lrn_offset<LAST>(c0 + c, p0 + p, g);
+            scale[at] = s;
+            y[at] = from_float<T>(mine[u] * power(s, -g.beta));
+        }
+        __syncthreads();
+    }
+}
+
+// dx = dy * scale^-beta - 2 * alpha * beta / size * x * sum of dy * y / scale over the channels whose window holds c
+template <typename T, bool LAST>
+__device__ __forceinline__ void lrn_backward(const T* x, const T* y, const float* scale, const T* dy, T* dx, int N, Lrn g) {
+    __shared__ float tile[(LRN_CHANNELS + LRN_MOST) * LRN_PITCH];
+    int c0 = blockIdx.y * LRN_CHANNELS, p0 = blockIdx.x * LRN_PIXELS, before = (g.size - 1) / 2;
+    for (int n = blockIdx.z; n < N; n += gridDim.z) {
+        i64 image = (i64)n * g.C * g.pixels;
+        float value[LRN_OWN], direct[LRN_OWN];
+#pragma unroll
+        for (int u = 0; u < LRN_OWN; u++) {
+            int c, p;
+            own<LAST>(u, c, p);
+            bool inside = c0 + c < g.C && p0 + p < g.pixels;
+            i64 at = image + lrn_offset<LAST>(c0 + c, p0 + p, g);
+            float s = inside ? scale[at] : 1.0f, gradient = inside ? to_float(dy[at]) : 0.0f;
+            float output = inside ? to_float(y[at]) : 0.0f;
+            value[u] = inside ? to_float(x[at]) : 0.0f;
+            direct[u] = gradient * power(s, -g.beta);
+            tile[(c + before) * LRN_PITCH + p] = gradient * output / s;
+        }
+        for (int i = threadIdx.x; i < (g.size - 1) * LRN_PIXELS; i += THREADS) {
+            int p = i % LRN_PIXELS, c = i / LRN_PIXELS;
+            c = c < before ? c - before : c - before + LRN_CHANNELS;
+            bool inside = c0 + c >= 0 && c0 + c < g.C && p0 + p < g.pixels;
+            i64 at = image + lrn_offset<LAST>(c0 + c, p0 + p, g);
+            tile[(c + before) * LRN_PITCH + p] = inside ? to_float(dy[at]) * to_float(y[at]) / scale[at] : 0.0f;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int u = 0; u < LRN_OWN; u++) {
+            int c, p;
+            own<LAST>(u, c, p);
+            float sum = 0.0f;
+            for (int j = 0; j < g.size; j++) sum += tile[(c + j) * LRN_PITCH + p];
+            if (c0 + c >= g.C || p0 + p >= g.pixels) continue;
+            dx[image + lrn_offset<LAST>(c0 + c, p0 + p, g)] =
+                from_float<T>(direct[u] - 2.0f * g.alpha_over_size * g.beta * value[u] * sum);
+        }
+        __syncthreads();
+    }
+}
+
+#define LRN(T, LAYOUT, LAST, VARIANT)                                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                               \
+        lrn_forward_##LAYOUT##_##VARIANT(const T* x, T* y, float* scale, int N, Lrn g) {                                    \
+        lrn_forward<T, LAST>(x, y, scale, N, g);                                                                     \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) lrn_backward_##LAYOUT##_##VARIANT(                            \
+        const T* x, const T* y, const float* scale, const T* dy, T* dx, int N, Lrn g) {                                     \
+        lrn_backward<T, LAST>(x, y, scale, dy, dx, N, g);                                                            \
+    }
+LRN(float, nhwc, true, f32)
+LRN(float, nchw, false, f32)
+LRN(bf16, nhwc, true, bf16)
+LRN(bf16, nchw, false, bf16)
+
+// The channel of a pack: NHWC and N,F: i % C; NCHW: (i / pixels) % C.
+struct Channels {
+    FastDiv channels, pixel_packs;
+};
+template <bool LAST> __device__ __forceinline__ int channel_of(u32 i, const Channels& g) {
+    u32 plane = LAST ? i : quotient(i, g.pixel_packs);
+    return (int)(plane - quotient(plane, g.channels) * g.channels.divisor);
+}
+
+// y = (x - mean) * invstd * w + b, then ReLU. With `eps` >= 0 `invstd` is a variance: inference. w, b may be null.
+template <typename T, int V, bool LAST>
+__device__ __forceinline__ void batch_norm_forward(const T* x, T* y, const float* mean, const float* invstd, const float* w,
+                                                   const float* b, u32 packs, Channels g, float eps, int relu) {
+    u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= packs) return;
+    int c = channel_of<LAST>(i, g) * (LAST ? V : 1);
+    Pack<T, V> value = load<T, V>(x + (i64)i * V);
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        int channel = LAST ? c + v : c;
+        float factor = eps >= 0.0f ? 1.0f / sqrtf(invstd[channel] + eps) : invstd[channel];
+        float result = (to_float(value.v[v]) - mean[channel]) * factor;
+        if (w) result *= w[channel];
+        if (b) result += b[channel];
+        value.v[v] = from_float<T>(relu && result <= 0.0f ? 0.0f : result);
+    }
+    store<T, V>(y + (i64)i * V, value);
+}
+
+// dx = w * invstd * (dy - mean(dy) - (x - mean) * invstd^2 * mean(dy * (x - mean))), dy masked by y > 0 if given.
+template <typename T, int V, bool LAST>
+__device__ __forceinline__ void batch_norm_backward(const T* x, const T* dy, const T* y, T* dx, const float* mean,
+                                                    const float* invstd, const float* w, const float* means, int C, u32 packs,
+                                                    Channels g) {
+    u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= packs) return;
+    int c = channel_of<LAST>(i, g) * (LAST ? V : 1);
+    Pack<T, V> value = load<T, V>(x + (i64)i * V), gradient = load<T, V>(dy + (i64)i * V), gate;
+    if (y) gate = load<T, V>(y + (i64)i * V);
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        int channel = LAST ? c + v : c;
+        float d = y && to_float(gate.v[v]) <= 0.0f ? 0.0f : to_float(gradient.v[v]);
+        float factor = w ? w[channel] * invstd[channel] : invstd[channel];
+        float centred = to_float(value.v[v]) - mean[channel];
+        value.v[v] = from_float<T>(factor * (d - means[channel] - centred * means[C + channel]));
+    }
+    store<T, V>(dx + (i64)i * V, value);
+}
+
+#define BATCH_NORM(T, V, LAYOUT, LAST, VARIANT)                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_forward_##LAYOUT##_##VARIANT(                      \
+        const T* x, T* y, const float* mean, const float* invstd, const float* w, const float* b, u32 packs,            \
+        Channels g, float eps, int relu) {                                                                              \
+        batch_norm_forward<T, V, LAST>(x, y, mean, invstd, w, b, packs, g, eps, relu);                                  \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_backward_##LAYOUT##_##VARIANT(                     \
+        const T* x, const T* dy, const T* y, T* dx, const float* mean, const float* invstd, const float* w,             \
+        const float* means, int C, u32 packs, Channels g) {                                                             \
+        batch_norm_backward<T, V, LAST>(x, dy, y, dx, mean, invstd, w, means, C, packs, g);                             \
+    }
+BATCH_NORM(float, 4, nhwc, true, f32x4)
+BATCH_NORM(float, 1, nhwc, true, f32)
+BATCH_NORM(float, 4, nchw, false, f32x4)
+BATCH_NORM(float, 1, nchw, false, f32)
+BATCH_NORM(bf16, 8, nhwc, true, bf16x8)
+BATCH_NORM(bf16, 1, nhwc, true, bf16)
+BATCH_NORM(bf16, 8, nchw, false, bf16x8)
+BATCH_NORM(bf16, 1, nchw, false, bf16)

@@ -1,0 +1,475 @@
+// Max, average and adaptive average pooling, forward and backward.
+//
+// Max-pooling saves one byte per window: the tap r * S + s of the maximum, or -1 where the ReLU that the layer below
+// fused gives no gradient (maximum <= 0). Backward is then a gather that reads dY and the index once and writes dX
+// once, without atomics and without X or Y.
+
+struct Pool {
+    int C, H, W, P, Q;                // channels, input rows and columns, output rows and columns
+    int R, S;                         // window
+    int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+};
+
+// The first maximum in row-major order wins; a NaN wins over everything before it. at = -1: nothing considered yet.
+template <typename T, int V> __device__ __forceinline__ void consider(const Pack<T, V>& x, int tap, float* best, int* at) {
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        float value = to_float(x.v[v]);
+        if (value > best[v] || value != value || at[v] < 0) {
+            best[v] = value;
+            at[v] = tap;
+        }
+    }
+}
+
+template <typename T, int V>
+__device__ __forceinline__ void store_maximum(T* y, i8* index, i64 offset, float* best, int* at, int relu) {
+    Pack<T, V> value;
+    Pack<i8, V> tap;
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        bool dead = relu && best[v] <= 0.0f;
+        value.v[v] = from_float<T>(dead ? 0.0f : best[v]);
+        tap.v[v] = (i8)(dead ? -1 : at[v]);
+    }
+    store<T, V>(y + offset, value);
+    if (index) store<i8, V>(index + offset, tap);
+}
+
+// K = 0: any window, stride and dilation; otherwise a K x K window of stride ST and dilation 1.
+template <typename T, int V, bool LAST, int K, int ST>
+__device__ __forceinline__ void max_pool_forward(const T* x, T* y, i8* index, int N, Pool g, Split split, u32 count,
+                                                 Strides sx, Strides sy, int relu) {
+    u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= count) return;
+    Place at = place(i, split);
+    int c = LAST ? at.inner * V : at.outer, p = LAST ? at.outer : at.middle, q = LAST ? at.middle : at.inner;
+    const int R = K ? K : g.R, S = K ? K : g.S, dh = K ? 1 : g.dilation_h, dw = K ? 1 : g.dilation_w;
+    int h = p * (K ? ST : g.stride_h) - g.pad_h, w = q * (K ? ST : g.stride_w) - g.pad_w;
+    bool inside = h >= 0 && w >= 0 && h + (R - 1) * dh < g.H && w + (S - 1) * dw < g.W;
+    for (int n = blockIdx.y; n < N; n += gridDim.y) {
+        const T* source = x + n * sx.n + (i64)c * sx.c;
+        float best[V];
+        int tap[V];
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            best[v] = -__uint_as_float(INFINITY_BITS);
+            tap[v] = -1;
+        }
+        if (K && inside) {  // all loads are issued before the first comparison
+            Pack<T, V> window[K ? K * K : 1];
+#pragma unroll
+            for (int t = 0; t < K * K; t++)
+                window[t] = load<T, V>(source + (h + t / (K ? K : 1)) * sx.h + (w + t % (K ? K : 1)) * sx.w);
+#pragma unroll
+            for (int t = 0; t < K * K; t++) consider<T, V>(window[t], t, best, tap);
+        } else {
+            for (int r = 0; r < R; r++) {
+                int row = h + r * dh;
+                if (row < 0 || row >= g.H) continue;
+                for (int s = 0; s < S; s++) {
+                    int column = w + s * dw;
+                    if (column < 0 || column >= g.W) continue;
+                    consider<T, V>(load<T, V>(source + row * sx.h + column * sx.w), r * S + s, best, tap);
+                }
+            }
+        }
+        store_maximum<T, V>(y, index, n * sy.n + c * sy.c + p * sy.h + q * sy.w, best, tap, relu);
+    }
+}
+
+// NCHW, 2 x 2 windows of stride 2 without padding: V neighbouring windows per thread, two row accesses.
+template <typename T, int V>
+__device__ __forceinline__ void max_pool_forward_pairs(const T* x, T* y, i8* index, int N, Split split, u32 count,
+                                                       Strides sx, Strides sy, int relu) {
+    u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= count) return;
+    Place at = place(i, split);
+    int q = at.inner * V, p = at.middle, c = at.outer;
+    for (int n = blockIdx.y; n < N; n += gridDim.y) {
+        const T* source = x + n * sx.n + (i64)c * sx.c + 2 * p * sx.h + 2 * q;
+        Pack<T, 2 * V> above = load<T, 2 * V>(source), below = load<T, 2 * V>(source + sx.h);
+        float best[V];
+        int tap[V];
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            T window[4] = {above.v[2 * v], above.v[2 * v + 1], below.v[2 * v], below.v[2 * v + 1]};
+            best[v] = -__uint_as_float(INFINITY_BITS);
+            tap[v] = -1;
+#pragma unroll
+            for (int t = 0; t < 4; t++) {
+                Pack<T, 1> one;
+                one.v[0] = window[t];
+                consider<T, 1>(one, t, best + v, tap + v);
+            }
+        }
+        store_maximum<T, V>(y, index, n * sy.n + c * sy.c + p * sy.h + q, best, tap, relu);
+    }
+}
+
+// NHWC: one thread owns the ST x ST input pixels whose first window is (th, tw), and reads each window once.
+template <typename T, int V, int K, int ST>
+__device__ __forceinline__ void max_pool_backward_tile(const T* dy, const i8* index, T* dx, int N, Pool g, Split split,
+                                                       u32 count, Strides sx, Strides sy) {
+    const int D = (K - 1) / ST;  // windows that reach into the tile from before it, per direction
+    u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= count) return;
+    Place at = place(i, split);
+    int c = at.inner * V, tw = at.middle, th = at.outer;
+    for (int n = blockIdx.y; n < N; n += gridDim.y) {
+        float sum[ST][ST][V];
+#pragma unroll
+        for (int a = 0; a < ST * ST * V; a++) (&sum[0][0][0])[a] = 0.0f;
+#pragma unroll
+        for (int window = 0; window < (D + 1) * (D + 1); window++) {
+            const int back_h = D - window / (D + 1), back_w = D - window % (D + 1);
+            int p = th - back_h, q = tw - back_w;
+            if (p < 0 || q < 0 || p >= g.P || q >= g.Q) continue;
+            i64 offset = n * sy.n + p * sy.h + q * sy.w + c;
+            Pack<T, V> gradient = load<T, V>(dy + offset);
+            Pack<i8, V> tap = load<i8, V>(index + offset);
+#pragma unroll
+            for (int a = 0; a < ST; a++)
+#pragma unroll
+                for (int b = 0; b < ST; b++) {
+                    const int r = back_h * ST + a, s = back_w * ST + b;
+                    if (r >= K || s >= K) continue;
+#pragma unroll
+                    for (int v = 0; v < V; v++)
+                        if (tap.v[v] == r * K + s) sum[a][b][v] += to_float(gradient.v[v]);
+                }
+        }
+#pragma unroll
+        for (int a = 0; a < ST; a++)
+#pragma unroll
+            for (int b = 0; b < ST; b++) {
+                int h = th * ST - g.pad_h + a, w = tw * ST - g.pad_w + b;
+                if (h < 0 || w < 0 || h >= g.H || w >= g.W) continue;
+                Pack<T, V> result;
+#pragma unroll
+                for (int v = 0; v < V; v++) result.v[v] = from_float<T>(sum[a][b][v]);
+                store<T, V>(dx + n * sx.n + h * sx.h + w * sx.w + c, result);
+            }
+    }
+}
+
+// NCHW, 2 x 2 windows of stride 2 that cover the input exactly.
+template <typename T, int V>
+__device__ __forceinline__ void max_pool_backward_pairs(const T* dy, const i8* index, T* dx, int N, Split split,
+                                                        u32 count, Strides sx, Strides sy) {
+    u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= count) return;
+    Place at = place(i, split);
+    int q = at.inner * V, p = at.middle, c = at.outer;
+    for (int n = blockIdx.y; n < N; n += gridDim.y) {
+        i64 offset = n * sy.n + c * sy.c + p * sy.h + q;
+        Pack<T, V> gradient = load<T, V>(dy + offset);
+        Pack<i8, V> tap = load<i8, V>(index + offset);
+        Pack<T, 2 * V> above, below;
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            T zero = from_float<T>(0.0f);
+            above.v[2 * v] = tap.v[v] == 0 ? gradient.v[v] : zero;
+            above.v[2 * v + 1] = tap.v[v] == 1 ? gradient.v[v] : zero;
+            below.v[2 * v] = tap.v[v] == 2 ? gradient.v[v] : zero;
+            below.v[2 * v + 1] = tap.v[v] == 3 ? gradient.v[v] : zero;
+        }
+        T* target = dx + n * sx.n + (i64)c * sx.c + 2 * p * sx.h + 2 * q;
+        store<T, 2 * V>(target, above);
+        store<T, 2 * V>(target + sx.h, below);
+    }
+}
+
+// Any geometry: one thread per input pixel (and V channels) adds up the windows that chose it.
+template <typename T, int V, bool LAST, int K, int ST>
+__device__ __forceinline__ void max_pool_backward(const T* dy, const i8* index, T* dx, int N, Pool g, Split split,
+                                                  u32 count, Strides sx, Strides sy) {
+    u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= count) return;
+    Place at = place(i, split);
+    int c = LAST ? at.inner * V : at.outer, h = LAST ? at.outer : at.middle, w = LAST ? at.middle : at.inner;
+    const int R = K ? K : g.R, S = K ? K : g.S, dh = K ? 1 : g.dilation_h, dw = K ? 1 : g.dilation_w;
+    const int stride_h = K ? ST : g.stride_h, stride_w = K ? ST : g.stride_w;
+    int top = h + g.pad_h, left = w + g.pad_w;
+    int p0 = top - (R - 1) * dh, q0 = left - (S - 1) * dw;
+    p0 = p0 <= 0 ? 0 : (p0 + stride_h - 1) / stride_h;
+    q0 = q0 <= 0 ? 0 : (q0 + stride_w - 1) / stride_w;
+    int p1 = min(top / stride_h, g.P - 1), q1 = min(left / stride_w, g.Q - 1);
+    for (int n = blockIdx.y; n < N; n += gridDim.y) {
+        float sum[V];
+#pragma unroll
+        for (int v = 0; v < V; v++) sum[v] = 0.0f;
+        for (int p = p0; p <= p1; p++) {
+            int r = top - p * stride_h;
+            if (dh > 1) {
+                if (r % dh) continue;
+                r /= dh;
+            }
+            for (int q = q0; q <= q1; q++) {
+                int s = left - q * stride_w;
+                if (dw > 1) {
+                    if (s % dw) continue;
+                    s /= dw;
+                }
+                i64 offset = n * sy.n + c * sy.c + p * sy.h + q * sy.w;
+                Pack<i8, V> tap = load<i8, V>(index + offset);
+                Pack<T, V> gradient = load<T, V>(dy + offset);
+#pragma unroll
+                for (int v = 0; v < V; v++)
+                    if (tap.v[v] == r * S + s) sum[v] += to_float(gradient.v[v]);
+            }
+        }
+        Pack<T, V> result;
+#pragma unroll
+        for (int v = 0; v < V; v++) result.v[v] = from_float<T>(sum[v]);
+        store<T, V>(dx + n * sx.n + c * sx.c + h * sx.h + w * sx.w, result);
+    }
+}
+
+// The index written anew from X, for graphs whose pooling saved X and Y: the tap that forward would have saved.
+template <typename T>
+__device__ __forceinline__ void max_pool_backward_recompute(const T* dy, const T* x, T* dx, int N, Pool g, Split split,
+                                                            u32 count, Strides sx, Strides sy) {
+    u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= count) return;
+    Place at = place(i, split);
+    int c = at.outer, h = at.middle, w = at.inner;
+    int top = h + g.pad_h, left = w + g.pad_w;
+    int p0 = top - (g.R - 1) * g.dilation_h, q0 = left - (g.S - 1) * g.dilation_w;
+    p0 = p0 <= 0 ? 0 : (p0 + g.stride_h - 1) / g.stride_h;
+    q0 = q0 <= 0 ? 0 : (q0 + g.stride_w - 1) / g.stride_w;
+    for (int n = blockIdx.y; n < N; n += gridDim.y) {
+        const T* source = x + n * sx.n + (i64)c * sx.c;
+        float sum = 0.0f;
+        for (int p = p0; p < g.P && p * g.stride_h <= top; p++)
+            for (int q = q0; q < g.Q && q * g.stride_w <= left; q++) {
+                float best = -__uint_as_float(INFINITY_BITS);
+                int best_h = -1, best_w = -1;
+                for (int r = 0; r < g.R; r++)
+                    for (int s = 0; s < g.S; s++) {
+                        int row = p * g.stride_h - g.pad_h + r * g.dilation_h;
+                        int column = q * g.stride_w - g.pad_w + s * g.dilation_w;
+                        if (row < 0 || column < 0 || row >= g.H || column >= g.W) continue;
+                        float value = to_float(source[row * sx.h + column * sx.w]);
+                        if (best_h < 0 || value > best || value != value) {
+                            best = value;
+                            best_h = row;
+                            best_w = column;
+                        }
+                    }
+                if (best_h == h && best_w == w) sum += to_float(dy[n * sy.n + c * sy.c + p * sy.h + q * sy.w]);
+            }
+        dx[n * sx.n + c * sx.c + h * sx.h + w * sx.w] = from_float<T>(sum);
+    }
+}
+
+// Average windows. Plain: the window at p * stride - pad, cut off at the padded input's end, divided by its size
+// with or without padding. Adaptive: rows floor(p * H / P) up to ceil((p + 1) * H / P).
+struct Average {
+    int C, H, W, P, Q;
+    int R, S, stride_h, stride_w, pad_h, pad_w;  // pad: above, left
+    int end_h, end_w;                            // H + padding below, W + padding right
+    int adaptive, include_pad;
+    FastDiv by_H, by_W, by_P, by_Q, by_stride_h, by_stride_w;
+};
+struct Span {
+    int begin, end, size;  // clipped to the input; size is what the divisor counts
+};
+__device__ __forceinline__ Span span(int p, int H, int R, int stride, int pad, int end, FastDiv by_P, const Average& g) {
+    Span s;
+    if (g.adaptive) {
+        s.begin = (int)quotient((u32)(p * H), by_P);
+        s.end = (int)quotient((u32)((p + 1) * H) + by_P.divisor - 1, by_P);
+        s.size = s.end - s.begin;
+        return s;
+    }
+    int begin = p * stride - pad, stop = min(begin + R, end);
+    s.begin = max(begin, 0);
+    s.end = min(stop, H);
+    s.size = g.include_pad ? stop - begin : s.end - s.begin;
+    return s;
+}
+__device__ __forceinline__ Span rows(int p, const Average& g) {
+    return span(p, g.H, g.R, g.stride_h, g.pad_h, g.end_h, g.by_P, g);
+}
+__device__ __forceinline__ Span columns(int q, const Average& g) {
+    return span(q, g.W, g.S, g.stride_w, g.pad_w, g.end_w, g.by_Q, g);
+}
+
+template <typename T, int V, bool LAST>
+__device__ __forceinline__ void avg_pool_forward(const T* x, T* y, int N, Average g, Split split, u32 count, Strides sx,
+                                                 Strides sy) {
+    u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= count) return;
+    Place at = place(i, split);
+    int c = LAST ? at.inner * V : at.outer, p = LAST ? at.outer : at.middle, q = LAST ? at.middle : at.inner;
+    Span row = rows(p, g), column = columns(q, g);
+    float divisor = (float)max(row.size * column.size, 1);  // an empty window gives 0
+    for (int n = blockIdx.y; n < N; n += gridDim.y) {
+        const T* source = x + n * sx.n + (i64)c * sx.c;
+        float sum[V];
+#pragma unroll
+        for (int v = 0; v < V; v++) sum[v] = 0.0f;
+        for (int h = row.begin; h < row.end; h++)
+#pragma unroll 4
+            for (int w = column.begin; w < column.end; w++) {
+                Pack<T, V> value = load<T, V>(source + h * sx.h + w * sx.w);
+#pragma unroll
+                for (int v = 0; v < V; v++) sum[v] += to_float(value.v[v]);
+            }
+        Pack<T, V> result;
+#pragma unroll
+        for (int v = 0; v < V; v++) result.v[v] = from_float<T>(sum[v] / divisor);
+        store<T, V>(y + n * sy.n + c * sy.c + p * sy.h + q * sy.w, result);
+    }
+}
+
+// NCHW with large windows (global pooling): a warp per output, its lanes along the rows.
+template <typename T>
+__device__ __forceinline__ void avg_pool_forward_warp(const T* x, T* y, int N, Average g, Split split, u32 count,
+                                                      Strides sx, Strides sy) {
+    u32 i = blockIdx.x * (THREADS / 32) + (threadIdx.x >> 5);
+    int lane = threadIdx.x & 31;
+    if (i >= count) return;
+    Place at = place(i, split);
+    int c = at.outer, p = at.middle, q = at.inner;
+    Span row = rows(p, g), column = columns(q, g);
+    int width = column.end - column.begin, area = (row.end - row.begin) * width;
+    float divisor = (float)max(row.size * column.size, 1);  // an empty window gives 0
+    for (int n = blockIdx.y; n < N; n += gridDim.y) {
+        const T* source = x + n * sx.n + (i64)c * sx.c + row.begin * sx.h + column.begin * sx.w;
+        float sum = 0.0f;
+#pragma unroll 4
+        for (int tap = lane; tap < area; tap += 32)
+            sum += to_float(source[(tap / width) * sx.h + (tap % width) * sx.w]);
+        sum = warp_sum(sum);
+        if (lane == 0) y[n * sy.n + c * sy.c + p * sy.h + q * sy.w] = from_float<T>(sum / divisor);
+    }
+}
+
+// mask (or null): the output of the ReLU that the layer below fused; dX is zero where mask <= 0.
+template <typename T, int V, bool LAST>
+__device__ __forceinline__ void avg_pool_backward(const T* dy, const T* mask, T* dx, int N, Average g, Split split,
+                                                  u32 count, Strides sx, Strides sy) {
+    u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= count) return;
+    Place at = place(i, split);
+    int c = LAST ? at.inner * V : at.outer, h = LAST ? at.outer : at.middle, w = LAST ? at.middle : at.inner;
+    int p0, p1, q0, q1;
+    if (g.adaptive) {
+        p0 = (int)quotient((u32)(h * g.P), g.by_H);
+        p1 = (int)quotient((u32)((h + 1) * g.P) + g.by_H.divisor - 1, g.by_H) - 1;
+        q0 = (int)quotient((u32)(w * g.Q), g.by_W);
+        q1 = (int)quotient((u32)((w + 1) * g.Q) + g.by_W.divisor - 1, g.by_W) - 1;
+    } else {
+        int top = h + g.pad_h, left = w + g.pad_w;
+        p0 = top < g.R ? 0 : (int)quotient((u32)(top - g.R + g.stride_h), g.by_stride_h);
+        q0 = left < g.S ? 0 : (int)quotient((u32)(left - g.S + g.stride_w), g.by_stride_w);
+        p1 = min((int)quotient((u32)top, g.by_stride_h), g.P - 1);
+        q1 = min((int)quotient((u32)left, g.by_stride_w), g.Q - 1);
+    }
+    for (int n = blockIdx.y; n < N; n += gridDim.y) {
+        float sum[V];
+#pragma unroll
+        for (int v = 0; v < V; v++) sum[v] = 0.0f;
+        for (int p = p0; p <= p1; p++) {
+            int height = rows(p, g).size;
+            for (int q = q0; q <= q1; q++) {
+                float divisor = (float)max(height * columns(q, g).size, 1);
+                Pack<T, V> gradient = load<T, V>(dy + n * sy.n + c * sy.c + p * sy.h + q * sy.w);
+#pragma unroll
+                for (int v = 0; v < V; v++) sum[v] += to_float(gradient.v[v]) / divisor;
+            }
+        }
+        i64 offset = n * sx.n + c * sx.c + h * sx.h + w * sx.w;
+        Pack<T, V> result, gate;
+        if (mask) gate = load<T, V>(mask + offset);
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            result.v[v] = from_float<T>(mask && to_float(gate.v[v]) <= 0.0f ? 0.0f : sum[v]);
+        store<T, V>(dx + offset, result);
+    }
+}
+
+// Entry points: <function>_<layout>_<type>[_<variant>].
+#define MAX_POOL(T, V, LAYOUT, LAST, VARIANT, K, ST)                                                                    \
+    extern "C" __global__ void __launch_bounds__(THREADS) max_pool_forward_##LAYOUT##_##VARIANT(                        \
+        const T* x, T* y, i8* index, int N, Pool g, Split split, u32 count, Strides sx, Strides sy, int relu) {         \
+        max_pool_forward<T, V, LAST, K, ST>(x, y, index, N, g, split, count, sx, sy, relu);                             \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_##LAYOUT##_##VARIANT(                       \
+        const T* dy, const i8* index, T* dx, int N, Pool g, Split split, u32 count, Strides sx, Strides sy) {           \
+        max_pool_backward<T, V, LAST, K, ST>(dy, index, dx, N, g, split, count, sx, sy);                                \
+    }
+MAX_POOL(float, 4, nhwc, true, f32x4_k2s2, 2, 2)
+MAX_POOL(float, 4, nhwc, true, f32x4_k3s2, 3, 2)
+MAX_POOL(float, 4, nhwc, true, f32x4, 0, 0)
+MAX_POOL(float, 1, nhwc, true, f32, 0, 0)
+MAX_POOL(bf16, 8, nhwc, true, bf16x8_k2s2, 2, 2)
+MAX_POOL(bf16, 8, nhwc, true, bf16x8_k3s2, 3, 2)
+MAX_POOL(bf16, 8, nhwc, true, bf16x8, 0, 0)
+MAX_POOL(bf16, 1, nhwc, true, bf16, 0, 0)
+MAX_POOL(float, 1, nchw, false, f32_k2s2, 2, 2)
+MAX_POOL(float, 1, nchw, false, f32_k3s2, 3, 2)
+MAX_POOL(float, 1, nchw, false, f32, 0, 0)
+MAX_POOL(bf16, 1, nchw, false, bf16_k2s2, 2, 2)
+MAX_POOL(bf16, 1, nchw, false, bf16_k3s2, 3, 2)
+MAX_POOL(bf16, 1, nchw, false, bf16, 0, 0)
+
+#define MAX_POOL_PAIRS(T, V, VARIANT)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) max_pool_forward_pairs_##VARIANT(                             \
+        const T* x, T* y, i8* index, int N, Split split, u32 count, Strides sx, Strides sy, int relu) {                 \
+        max_pool_forward_pairs<T, V>(x, y, index, N, split, count, sx, sy, relu);                                       \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_pairs_##VARIANT(                            \
+        const T* dy, const i8* index, T* dx, int N, Split split, u32 count, Strides sx, Strides sy) {                   \
+        max_pool_backward_pairs<T, V>(dy, index, dx, N, split, count, sx, sy);                                          \
+    }
+MAX_POOL_PAIRS(float, 4, f32x4)
+MAX_POOL_PAIRS(float, 2, f32x2)
+MAX_POOL_PAIRS(float, 1, f32)
+MAX_POOL_PAIRS(bf16, 4, bf16x4)
+MAX_POOL_PAIRS(bf16, 2, bf16x2)
+MAX_POOL_PAIRS(bf16, 1, bf16)
+
+#define MAX_POOL_TILE(T, V, VARIANT, K, ST)                                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_tile_##VARIANT(                             \
+        const T* dy, const i8* index, T* dx, int N, Pool g, Split split, u32 count, Strides sx, Strides sy) {           \
+        max_pool_backward_tile<T, V, K, ST>(dy, index, dx, N, g, split, count, sx, sy);                                 \
+    }
+MAX_POOL_TILE(float, 4, f32x4_k2s2, 2, 2)
+MAX_POOL_TILE(float, 4, f32x4_k3s2, 3, 2)
+MAX_POOL_TILE(bf16, 8, bf16x8_k2s2, 2, 2)
+MAX_POOL_TILE(bf16, 8, bf16x8_k3s2, 3, 2)
+
+#define MAX_POOL_RECOMPUTE(T, VARIANT)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_recompute_##VARIANT(                        \
+        const T* dy, const T* x, T* dx, int N, Pool g, Split split, u32 count, Strides sx, Strides sy) {                \
+        max_pool_backward_recompute<T>(dy, x, dx, N, g, split, count, sx, sy);                                          \
+    }
+MAX_POOL_RECOMPUTE(float, f32)
+MAX_POOL_RECOMPUTE(bf16, bf16)
+
+#define AVG_POOL(T, V, LAYOUT, LAST, VARIANT)                                                                           \
+    extern "C" __global__ void __launch_bounds__(THREADS) avg_pool_forward_##LAYOUT##_##VARIANT(                        \
+        const T* x, T* y, int N, Average g, Split split, u32 count, Strides sx, Strides sy) {                           \
+        avg_pool_forward<T, V, LAST>(x, y, N, g, split, count, sx, sy);                                                 \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) avg_pool_backward_##LAYOUT##_##VARIANT(                       \
+        const T* dy, const T* mask, T* dx, int N, Average g, Split split, u32 count, Strides sx, Strides sy) {          \
+        avg_pool_backward<T, V, LAST>(dy, mask, dx, N, g, split, count, sx, sy);                                        \
+    }
+AVG_POOL(float, 4, nhwc, true, f32x4)
+AVG_POOL(float, 1, nhwc, true, f32)
+AVG_POOL(bf16, 8, nhwc, true, bf16x8)
+AVG_POOL(bf16, 1, nhwc, true, bf16)
+AVG_POOL(float, 1, nchw, false, f32)
+AVG_POOL(bf16, 1, nchw, false, bf16)
+
+#define AVG_POOL_WARP(T, VARIANT)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(THREADS) avg_pool_forward_warp_##VARIANT(                              \
+        const T* x, T* y, int N, Average g, Split split, u32 count, Strides sx, Strides sy) {                           \
+        avg_pool_forward_warp<T>(x, y, N, g, split, count, sx, sy);                                                     \
+    }
+AVG_POOL_WARP(float, f32)
+AVG_POOL_WARP(bf16, bf16)

@@ -1,0 +1,202 @@
+"""Max, average and adaptive average pooling on CUDA: which kernel serves which window, layout and type.
+
+Every function binds one op: same names and arguments as in `numpy_ops`, and it returns the launch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int32
+
+from minidnn.errors import ShapeError
+from minidnn.ops.array import Array, common_layout, suffix, vector
+from minidnn.ops.context import Context
+from minidnn.ops.kernels import BLOCK, THREADS, FastDiv, Launcher, Split, Strides, image_grid, u32
+
+Pair = tuple[int, int]
+Padding = tuple[Pair, Pair]
+_SIZES = ("C", "H", "W", "P", "Q", "R", "S", "stride_h", "stride_w", "pad_h", "pad_w")
+
+
+class Pool(ctypes.Structure):
+    """Geometry of max-pooling, as in pooling.cu."""
+
+    _fields_ = tuple((name, c_int32) for name in (*_SIZES, "dilation_h", "dilation_w"))
+
+
+class Average(ctypes.Structure):
+    """Geometry of average pooling, as in pooling.cu."""
+
+    _fields_ = (
+        *((name, c_int32) for name in (*_SIZES, "end_h", "end_w", "adaptive", "include_pad")),
+        *((name, FastDiv) for name in ("by_H", "by_W", "by_P", "by_Q", "by_stride_h", "by_stride_w")),
+    )
+
+
+def _geometry(x: Array, y: Array, kernel: Pair, stride: Pair, padding: Padding, dilation: Pair) -> Pool:
+    _, c, h, w = x.shape4
+    _, _, p, q = y.shape4
+    return Pool(c, h, w, p, q, *kernel, *stride, padding[0][0], padding[1][0], *dilation)
+
+
+def _window(kernel: Pair, stride: Pair, dilation: Pair) -> str:
+    """The variant for a window that kernels know at compile time, else empty."""
+    if stride == (2, 2) and dilation == (1, 1) and kernel in ((2, 2), (3, 3)):
+        return f"_k{kernel[0]}s2"
+    return ""
+
+
+def _pairs(x: Array, y: Array, index: Array, kernel: Pair, stride: Pair, padding: Padding, dilation: Pair) -> int:
+    """How many neighbouring 2 x 2 windows one thread can take in NCHW memory; 0: the shape does not allow it."""
+    _, _, h, w = x.shape4
+    _, _, p, q = y.shape4
+    if kernel != (2, 2) or stride != (2, 2) or dilation != (1, 1) or padding != ((0, 0), (0, 0)):
+        return 0
+    if 2 * p > h or 2 * q > w:
+        return 0
+    for width in (4, 2, 1):
+        aligned = x.aligned(2 * width) and y.aligned(width) and index.aligned(width)
+        if q % width == 0 and w % (2 * width) == 0 and aligned:
+            return width
+    return 0
+
+
+def _split(layout: str, width: int, c: int, h: int, w: int) -> tuple[Split, int]:
+    """The decoding of an image's flat index, and how many indices there are."""
+    if layout == "nhwc":
+        return Split(c // width, w), c // width * w * h
+    return Split(w, h), c * h * w
+
+
+def max_pool2d_forward(
+    on: Context, *, x: Array, y: Array, index: Array | None = None,
+    kernel: Pair, stride: Pair, padding: Padding, dilation: Pair, relu: bool = False,
+) -> Launcher:  # fmt: skip
+    """Y [N,C,P,Q] = maximum of each window of X [N,C,H,W]; index int8 like Y: see pooling.cu."""
+    if index is not None and kernel[0] * kernel[1] > 127:
+        raise ShapeError(f"kernel is {kernel}; a window whose index is saved has at most 127 values")
+    n, c, _, _ = x.shape4
+    _, _, p, q = y.shape4
+    layout = common_layout("max_pool2d_forward", x, y, index)
+    if layout == "nchw":
+        pairs = _pairs(x, y, index or y, kernel, stride, padding, dilation)
+        if pairs:
+            return on.bind(
+                "pooling", f"max_pool_forward_pairs_{suffix(x.code, pairs)}", image_grid(c * p * q // pairs, n), BLOCK,
+                x, y, index, n, Split(q // pairs, p), u32(c * p * q // pairs), Strides(x), Strides(y), relu,
+            )  # fmt: skip
+    width = vector(c, x, y) if layout == "nhwc" and (index is None or index.aligned(16 // x.itemsize)) else 1
+    window = _window(kernel, stride, dilation) if layout == "nchw" or width > 1 else ""
+    split, count = _split(layout, width, c, p, q)
+    return on.bind(
+        "pooling", f"max_pool_forward_{layout}_{suffix(x.code, width)}{window}", image_grid(count, n), BLOCK,
+        x, y, index, n, _geometry(x, y, kernel, stride, padding, dilation), split, u32(count), Strides(x), Strides(y),
+        relu,
+    )  # fmt: skip
+
+
+def max_pool2d_backward(
+    on: Context, *, dy: Array, dx: Array, index: Array | None = None, x: Array | None = None, y: Array | None = None,
+    kernel: Pair, stride: Pair, padding: Padding, dilation: Pair,
+) -> Launcher:  # fmt: skip
+    """dX from dY and the saved index; without an index from X, whose windows are searched again."""
+    n, c, h, w = dx.shape4
+    _, _, p, q = dy.shape4
+    geometry = _geometry(dx, dy, kernel, stride, padding, dilation)
+    if index is None:
+        if x is None:
+            raise ShapeError("max_pool2d_backward: neither an index nor X is given")
+        split, count = _split("nchw", 1, c, h, w)
+        return on.bind(
+            "pooling", f"max_pool_backward_recompute_{dy.code}", image_grid(count, n), BLOCK,
+            dy, x, dx, n, geometry, split, u32(count), Strides(dx), Strides(dy),
+        )  # fmt: skip
+    layout = common_layout("max_pool2d_backward", dy, dx, index)
+    if layout == "nchw" and (h, w) == (2 * p, 2 * q):
+        pairs = _pairs(dx, dy, index, kernel, stride, padding, dilation)
+        if pairs:
+            return on.bind(
+                "pooling", f"max_pool_backward_pairs_{suffix(dy.code, pairs)}",
+                image_grid(c * p * q // pairs, n), BLOCK,
+                dy, index, dx, n, Split(q // pairs, p), u32(c * p * q // pairs), Strides(dx), Strides(dy),
+            )  # fmt: skip
+    width = vector(c, dy, dx) if layout == "nhwc" and index.aligned(16 // dy.itemsize) else 1
+    window = _window(kernel, stride, dilation) if layout == "nchw" or width > 1 else ""
+    name = f"max_pool_backward_{layout}_{suffix(dy.code, width)}{window}"
+    split, count = _split(layout, width, c, h, w)
+    if layout == "nhwc" and window:  # a thread takes the 2 x 2 pixels that begin with its window's first one
+        name = f"max_pool_backward_tile_{suffix(dy.code, width)}{window}"
+        split, count = _split(layout, width, c, (h + padding[0][0] + 1) // 2, (w + padding[1][0] + 1) // 2)
+    return on.bind(
+        "pooling", name, image_grid(count, n), BLOCK,
+        dy, index, dx, n, geometry, split, u32(count), Strides(dx), Strides(dy),
+    )  # fmt: skip
+
+
+def _average(
+    x: Array, y: Array, kernel: Pair, stride: Pair, padding: Padding, include_pad: bool, adaptive: bool
+) -> Average:
+    _, c, h, w = x.shape4
+    _, _, p, q = y.shape4
+    if max(h * p, w * q) >= 2**30:
+        raise ShapeError(f"adaptive pooling from {h} x {w} to {p} x {q} pixels is too large")
+    return Average(
+        c, h, w, p, q, *kernel, *stride, padding[0][0], padding[1][0], h + padding[0][1], w + padding[1][1],
+        adaptive, include_pad, *(FastDiv(d) for d in (h, w, p, q, *stride)),
+    )  # fmt: skip
+
+
+def _avg_forward(on: Context, x: Array, y: Array, geometry: Average) -> Launcher:
+    n, c, _, _ = x.shape4
+    _, _, p, q = y.shape4
+    layout = common_layout("average pooling", x, y)
+    if layout == "nchw" and (x.shape4[2] * x.shape4[3]) >= 16 * p * q:  # large windows: a warp each
+        return on.bind(
+            "pooling", f"avg_pool_forward_warp_{x.code}", image_grid(c * p * q, n, THREADS // 32), BLOCK,
+            x, y, n, geometry, Split(q, p), u32(c * p * q), Strides(x), Strides(y),
+        )  # fmt: skip
+    width = vector(c, x, y) if layout == "nhwc" else 1
+    split, count = _split(layout, width, c, p, q)
+    return on.bind(
+        "pooling", f"avg_pool_forward_{layout}_{suffix(x.code, width)}", image_grid(count, n), BLOCK,
+        x, y, n, geometry, split, u32(count), Strides(x), Strides(y),
+    )  # fmt: skip
+
+
+def _avg_backward(on: Context, dy: Array, mask: Array | None, dx: Array, geometry: Average) -> Launcher:
+    n, c, h, w = dx.shape4
+    layout = common_layout("average pooling", dx, dy, mask)
+    width = vector(c, dx, dy, mask) if layout == "nhwc" else 1
+    split, count = _split(layout, width, c, h, w)
+    return on.bind(
+        "pooling", f"avg_pool_backward_{layout}_{suffix(dy.code, width)}", image_grid(count, n), BLOCK,
+        dy, mask, dx, n, geometry, split, u32(count), Strides(dx), Strides(dy),
+    )  # fmt: skip
+
+
+def avg_pool2d_forward(
+    on: Context, *, x: Array, y: Array, kernel: Pair, stride: Pair, padding: Padding,
+    ceil_mode: bool = False, count_include_pad: bool = True,
+) -> Launcher:  # fmt: skip
+    """Y = mean of each window of X; Y's shape says whether `ceil_mode` added windows."""
+    return _avg_forward(on, x, y, _average(x, y, kernel, stride, padding, count_include_pad, adaptive=False))
+
+
+def avg_pool2d_backward(
+    on: Context, *, dy: Array, dx: Array, mask: Array | None = None, kernel: Pair, stride: Pair, padding: Padding,
+    ceil_mode: bool = False, count_include_pad: bool = True,
+) -> Launcher:  # fmt: skip
+    """dX from dY, zero where mask <= 0."""
+    geometry = _average(dx, dy, kernel, stride, padding, count_include_pad, adaptive=False)
+    return _avg_backward(on, dy, mask, dx, geometry)
+
+
+def adaptive_avg_pool2d_forward(on: Context, *, x: Array, y: Array) -> Launcher:
+    """Y [N,C,P,Q] = means of the windows that divide X [N,C,H,W] into P x Q."""
+    return _avg_forward(on, x, y, _average(x, y, (1, 1), (1, 1), ((0, 0), (0, 0)), False, adaptive=True))
+
+
+def adaptive_avg_pool2d_backward(on: Context, *, dy: Array, dx: Array, mask: Array | None = None) -> Launcher:
+    """dX from dY, zero where mask <= 0."""
+    geometry = _average(dx, dy, (1, 1), (1, 1), ((0, 0), (0, 0)), False, adaptive=True)
+    return _avg_backward(on, dy, mask, dx, geometry)
