@@ -41,7 +41,8 @@ def save(directory: Path, step: int, checkpoint: Checkpoint) -> Path:
     partial = directory / f".step-{step:08d}.partial"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
+        for left in directory.glob(".step-*.partial"):  # by a process that was killed
+            shutil.rmtree(left)
         partial.mkdir()
         for name, arrays in (("weights", checkpoint.weights), ("optimizer", checkpoint.optimizer)):
             contiguous = {key: np.ascontiguousarray(value) for key, value in arrays.items()}
@@ -49,8 +50,7 @@ def save(directory: Path, step: int, checkpoint: Checkpoint) -> Path:
         (partial / "state.json").write_text(json.dumps(dict(checkpoint.state), indent=1) + "\n")
         for path in partial.iterdir():
             _sync(path)
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(partial, final)
+        _put(partial, final)
         _sync(directory)
     except Exception as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -64,6 +64,32 @@ def save(directory: Path, step: int, checkpoint: Checkpoint) -> Path:
     return final
 
 
+def _put(partial: Path, final: Path) -> None:
+    """Give a finished checkpoint its name; one that has it already goes only when this one is in its place."""
+    if not final.exists():
+        os.replace(partial, final)
+        return
+    old = partial.with_suffix(".old")
+    shutil.rmtree(old, ignore_errors=True)
+    os.replace(final, old)
+    try:
+        os.replace(partial, final)
+    except BaseException:
+        os.replace(old, final)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def refuse_newer(directory: Path, step: int) -> None:
+    """Raises CheckpointError when a directory holds checkpoints of a later step than the run that will save there: it
+    is another run's, whose checkpoints would be lost or taken for this one's."""
+    existing = _existing(directory) if directory.is_dir() else []
+    if existing and existing[-1][0] > step:
+        raise CheckpointError(
+            f"checkpoint directory {directory} has step {existing[-1][0]} of another run: resume that, or name a new one"
+        )
+
+
 def read(path: Path) -> Checkpoint:
     """Read a checkpoint: its own directory, or the newest in a directory of several. Raises CheckpointError."""
     if not (path / "state.json").exists():
@@ -75,6 +101,8 @@ def read(path: Path) -> Checkpoint:
         state = json.loads((path / "state.json").read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path / 'state.json'} cannot be read: {error}") from None
+    if not isinstance(state, dict):
+        raise CheckpointError(f"checkpoint {path / 'state.json'} is no JSON object; it was not written by minidnn")
     return Checkpoint(
         read_weights(path / "weights.safetensors"), read_weights(path / "optimizer.safetensors"), state
     )

@@ -17,6 +17,7 @@ from minidnn.data.dataset import Data, Dataset
 from minidnn.data.loader import Loader, batch_count
 from minidnn.errors import ArgumentError, CheckpointError
 from minidnn.nn.loss import CrossEntropyLoss
+from minidnn.run.arguments import is_count
 
 if TYPE_CHECKING:
     from minidnn.run.trainer import FeedSlot, Pending, StepResult, Trainer
@@ -67,20 +68,18 @@ def fit(
     resume: str | Path | None = None, evaluate_epochs: bool = True, progress: bool = False,
     on_epoch: Callable[[int, dict[str, float]], None] | None = None,
 ) -> FitResult:  # fmt: skip
-    """Train for `epochs` passes, or until `steps` updates in all.
+    """Train for `epochs` passes, or until `steps` updates are done, whichever is first.
 
     `log` appends one JSON object a step and epoch. `checkpoint` is a directory: written at the end of each epoch, every
-    `checkpoint_every` steps, and when `trainer.stop_requested` ends the run. `resume` goes on from such a directory,
-    bit-exactly, data order included. A non-finite loss raises NonFiniteLoss and nothing is saved after it.
+    `checkpoint_every` steps, and when `trainer.stop_requested` ends the run after an iteration. `resume` goes on from
+    such a directory, bit-exactly, data order included; `epochs` and `steps` then count from that run's beginning. A
+    non-finite loss or weight raises NonFiniteLoss and is never saved.
     """
-    if epochs < 1 or (steps is not None and steps < 1) or (checkpoint_every is not None and checkpoint_every < 1):
-        raise ArgumentError(
-            f"epochs, steps, checkpoint_every are {epochs}, {steps}, {checkpoint_every}; each must be 1 or more"
-        )
+    for name, value in (("epochs", epochs), ("steps", steps), ("checkpoint_every", checkpoint_every)):
+        if not is_count(value) and (value is not None or name == "epochs"):
+            raise ArgumentError(f"{name} is {value!r}; it must be an int of 1 or more")
     run = _Run(trainer, _as_data(data), epochs, steps, shuffle, checkpoint, checkpoint_every)
-    if resume is not None:
-        run.resume(Path(resume))
-    run.announce()
+    run.begin(None if resume is None else Path(resume))
     stream: TextIO | None = None
     if log is not None:
         try:
@@ -96,13 +95,17 @@ def fit(
 
 def evaluate(trainer: Trainer, data: Data | Dataset) -> dict[str, float]:
     """Mean loss and accuracy over the test set (of `Data`; a `Dataset` as it is): `test_loss`, `test_accuracy`."""
-    dataset = (data.test or data.train) if isinstance(data, Data) else data
+    dataset = (data.test or data.train) if isinstance(data, Data) else _dataset(data)
+    trainer.check_usable()
     _check_data(trainer, dataset)
     totals = Totals()
     with Loader(dataset, trainer.batch, trainer._slots, shuffle=False) as batches:
         for slot, rows in batches:
-            totals.add(trainer.settle(trainer.issue(slot.batch, rows, train=False)), _weight(trainer, slot, rows))
-            slot.release()
+            try:
+                result = trainer.settle(trainer.issue(slot.batch, rows, train=False))
+                totals.add(result, _weight(trainer, slot, rows))
+            finally:
+                slot.release()
     return totals.metrics("test")
 
 
@@ -119,46 +122,56 @@ class _Run:
     batch: int = 0  # batches of this epoch that are done
     result: FitResult = field(default_factory=FitResult)
 
-    def __post_init__(self) -> None:
-        _check_data(self.trainer, self.data.train)
-
-    def announce(self) -> None:
-        """Plan the last, partial batches of both sets now: a budget that they break is refused before step 1."""
-        from minidnn.run.program import Purpose
-
+    def begin(self, resume: Path | None) -> None:
+        """Refuse now what would fail later, and turn to where the run goes on."""
         trainer = self.trainer
+        trainer.check_usable()
         for dataset, train in ((self.data.train, True), (self.data.test, False)):
-            rows = len(dataset) % trainer.batch if dataset is not None else 0
-            micro = rows % trainer.micro_batch
-            if rows and micro:
-                later = rows > trainer.micro_batch
-                trainer.programs.executor(Purpose(train=train, accumulate=train and later), micro)
+            if dataset is not None:
+                _check_data(trainer, dataset)
+                if len(dataset) % trainer.batch:  # the last batch is partial: plan it, so that it cannot break a budget
+                    trainer.announce(len(dataset) % trainer.batch, train)
+        if resume is not None:
+            self.resume(resume)
+        else:
+            self.epoch = trainer.epoch_count
+            self.epochs += trainer.epoch_count
+            self.steps = None if self.steps is None else self.steps + trainer.step_count
+        if self.checkpoint is not None:
+            checkpoints.refuse_newer(Path(self.checkpoint), trainer.step_count)
 
     def train(
         self, log: TextIO | None, evaluate_epochs: bool, progress: bool,
         on_epoch: Callable[[int, dict[str, float]], None] | None,
     ) -> FitResult:  # fmt: skip
         """The epochs."""
-        while self.epoch < self.epochs and not self._enough and not self.trainer.stop_requested:
+        trainer = self.trainer
+        while self.epoch < self.epochs and not self._enough and not trainer.stop_requested:
             totals = self._epoch(log, progress)
-            if self.batch < batch_count(len(self.data.train), self.trainer.batch):
+            if self.batch < self._batches:
                 self.result.metrics = totals.metrics("train") if totals.rows else {}
                 break  # stopped, or enough steps: the epoch is not complete
             self.epoch, self.batch = self.epoch + 1, 0
             metrics = totals.metrics("train")
             if evaluate_epochs and self.data.test is not None:
-                metrics |= evaluate(self.trainer, self.data)
+                metrics |= evaluate(trainer, self.data)
+            trainer.pull()  # whatever happens in the next epoch, this one's weights are safe
             self.result.metrics = metrics
             self._write(log, {"epoch": self.epoch, **metrics, "images_per_s": self.result.images_per_s})
             if on_epoch:
                 on_epoch(self.epoch, metrics)
             if self.checkpoint is not None:
                 self.save()
-        self.result.interrupted = self.trainer.stop_requested
+        self.result.interrupted, trainer.stop_requested = trainer.stop_requested, False
         if self.checkpoint is not None and self.batch:
             self.save()
-        self.result.steps, self.result.epochs = self.trainer.step_count, self.epoch
+        trainer.epoch_count = self.epoch + (1 if self.batch else 0)
+        self.result.steps, self.result.epochs = trainer.step_count, self.epoch
         return self.result
+
+    @property
+    def _batches(self) -> int:
+        return batch_count(len(self.data.train), self.trainer.batch)
 
     @property
     def _enough(self) -> bool:
@@ -170,7 +183,7 @@ class _Run:
 
         trainer, totals = self.trainer, Totals()
         loader = Loader(
-            self.data.train, trainer.batch, trainer._slots, shuffle=self.shuffle, seed=trainer.seed & 0xFFFFFFFF,
+            self.data.train, trainer.batch, trainer._slots, shuffle=self.shuffle, seed=trainer.seed,
             epoch=self.epoch, start_batch=self.batch,
         )  # fmt: skip
         pending: list[tuple[Pending, FeedSlot]] = []
@@ -197,8 +210,8 @@ class _Run:
                         settle()
                     if trainer.stop_requested or self._enough:
                         break
-                    due = self.checkpoint_every and self.batch % self.checkpoint_every == 0
-                    if self.checkpoint is not None and due:
+                    due = self.checkpoint_every and trainer.step_count % self.checkpoint_every == 0
+                    if self.checkpoint is not None and due and self.batch < self._batches:
                         while pending:
                             settle()
                         self.save()
@@ -217,34 +230,54 @@ class _Run:
         """Write a checkpoint of this moment."""
         trainer = self.trainer
         state = {
-            "version": 1, "step": trainer.step_count, "epoch": self.epoch, "batch": self.batch, "seed": trainer.seed,
-            "batch_size": trainer.batch, "shuffle": self.shuffle, "precision": trainer.target.precision,
+            "version": 1, "step": trainer.step_count, "epoch": self.epoch, "batch": self.batch, **self._same,
         }  # fmt: skip
         content = checkpoints.Checkpoint(trainer.state_dict(), trainer.optimizer_state(), state)
         assert self.checkpoint is not None
         self.result.checkpoint = checkpoints.save(Path(self.checkpoint), trainer.step_count, content)
 
+    @property
+    def _same(self) -> dict[str, Any]:
+        """What must be as it was for a resumed run to give the same bits."""
+        trainer = self.trainer
+        return {
+            "seed": trainer.seed, "batch_size": trainer.batch, "micro_batch": trainer.micro_batch,
+            "shuffle": self.shuffle, "precision": trainer.target.precision, "samples": len(self.data.train),
+        }  # fmt: skip
+
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint."""
         trainer, found = self.trainer, checkpoints.read(path)
-        for key, own in (("seed", trainer.seed), ("batch_size", trainer.batch), ("shuffle", self.shuffle)):
+        for key, own in self._same.items():
             if found.state.get(key) != own:
                 raise CheckpointError(
                     f"checkpoint {path} has {key} {found.state.get(key)}; this run has {own}: use the same to resume"
                 )
+        counts = [found.state.get(key) for key in ("step", "epoch", "batch")]
+        if not all(isinstance(n, int) and n >= 0 for n in counts):
+            raise CheckpointError(f"checkpoint {path} does not say where it stopped; its state.json is damaged")
         trainer.net.load_state_dict(found.weights)
-        trainer.load_optimizer_state(dict(found.optimizer))
-        trainer.step_count = int(found.state["step"])
-        self.epoch, self.batch = int(found.state["epoch"]), int(found.state["batch"])
+        trainer.load_optimizer_state(found.optimizer)
+        trainer.step_count, self.epoch, self.batch = counts
 
     def _write(self, log: TextIO | None, record: dict[str, Any]) -> None:
-        if log is not None:
+        if log is None:
+            return
+        try:
             log.write(json.dumps(record) + "\n")
             log.flush()
+        except OSError as error:
+            raise ArgumentError(f"log {log.name} cannot be written: {error.strerror}") from None
 
 
 def _as_data(data: Data | Dataset) -> Data:
-    return data if isinstance(data, Data) else Data("data", data)
+    return data if isinstance(data, Data) else Data("data", _dataset(data))
+
+
+def _dataset(data: Dataset) -> Dataset:
+    if not hasattr(data, "read") or not hasattr(data, "input_shape"):
+        raise ArgumentError(f"data is {data!r}; give what open_data or from_arrays return, or a Dataset")
+    return data
 
 
 def _check_data(trainer: Trainer, dataset: Dataset) -> None:
@@ -253,7 +286,7 @@ def _check_data(trainer: Trainer, dataset: Dataset) -> None:
             f"data have images of {list(dataset.input_shape)}; the network was set up for {list(trainer.sample_shape)}"
         )
     if not isinstance(trainer.loss, CrossEntropyLoss):
-        raise ArgumentError("loss is not CrossEntropyLoss; data sets have class labels, other targets go to trainer.step")
+        raise ArgumentError("loss is not CrossEntropyLoss; data sets have class labels, others go to trainer.step")
     classes = trainer._output_shape[1]
     if dataset.classes is not None and dataset.classes > classes:
         raise ArgumentError(f"data have {dataset.classes} classes; the network has {classes} outputs")

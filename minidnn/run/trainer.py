@@ -214,19 +214,19 @@ class Trainer:
 
     def optimizer_state(self) -> dict[str, np.ndarray]:
         """Copies of the optimizer's buffers: `features.0.weight@momentum` -> array in PyTorch's layout."""
-        self._check_usable()
+        self.check_usable()
         self.programs.finish()
         return self.weights.optimizer_state()
 
     def load_optimizer_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Take the buffers that `optimizer_state` gave. Raises CheckpointError when they are of something else."""
-        self._check_usable()
+        self.check_usable()
         self.programs.finish()
         self.weights.load_optimizer_state(state)
 
     def observe_gradients(self) -> GradientObserver:
         """From the next step on, see every weight gradient; the schedule stays the same. The trainer closes it."""
-        self._check_usable()
+        self.check_usable()
         observer = GradientObserver(self.device, [name for name, _ in self.net.named_parameters()])
         self.programs.observe(observer)
         return observer
@@ -260,7 +260,7 @@ class Trainer:
 
     def issue(self, slot: BatchSlot, rows: int, train: bool = True) -> Pending:
         """Issue the iteration(s) over the first `rows` rows of a slot; device work may go on after the return."""
-        self._check_usable()
+        self.check_usable()
         labels = slot.array("labels")[:rows]
         scalars = {
             "inverse_weight": self.loss.inverse_weight(labels, (rows, *self._output_shape[1:])),
@@ -305,7 +305,8 @@ class Trainer:
             add_note(error, f"in step {step}" if train else f"in the evaluation after {step} steps")
             raise
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raises ArgumentError when the trainer is closed or an iteration failed in it."""
         if self._closed:
             raise ArgumentError("trainer is closed; open a new one")
         if self._failed:
@@ -318,10 +319,14 @@ class Trainer:
             raise ArgumentError(
                 f"x has shape {list(x.shape)}; expected 1 to {self.batch} rows of {list(self.sample_shape)}"
             )
+        if x.dtype.kind not in "biuf":
+            raise ArgumentError(f"x is {x.dtype}; it must be real numbers")
         slot.array("input")[:rows] = x
         if y is None:
             return rows
         y, labels = np.asarray(y), slot.array("labels")
+        if y.dtype.kind not in "biuf":
+            raise ArgumentError(f"y is {y.dtype}; it must be real numbers")
         if y.shape != (rows, *labels.shape[1:]):
             raise ArgumentError(f"y has shape {list(y.shape)}; expected {[rows, *labels.shape[1:]]}")
         if labels.dtype == np.int64:
