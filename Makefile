@@ -5,8 +5,8 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
 WORKERS ?= 2
 
-# Two test workers share the cores: one BLAS thread each.
-TEST_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+# Small matrices, and workers that share the cores: more BLAS threads would only wait for each other.
+ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 # A half-made environment has no stamp and is made anew; so is one whose Python has gone.
 $(shell $(PY) -c "import pip" >/dev/null 2>&1 || rm -f $(VENV)/.ready $(VENV)/.ready-for-tests)
@@ -14,17 +14,18 @@ $(shell $(PY) -c "import pip" >/dev/null 2>&1 || rm -f $(VENV)/.ready $(VENV)/.r
 .PHONY: demo test lint soak clean
 
 demo: $(VENV)/.ready
-	@$(PY) -m minidnn train smallnet --data digits --batch 64 --epochs 12 --device host
+	@$(ONE_THREAD) $(PY) -m minidnn train smallnet --data digits --batch 32 --epochs 10 --lr 0.05 --schedule cosine \
+		--device host
 
 test: lint
-	@$(TEST_ENV) $(PY) -m pytest -q -n $(WORKERS) -m "not soak"
+	@$(ONE_THREAD) $(PY) -m pytest -q -n $(WORKERS) -m "not soak"
 
 lint: $(VENV)/.ready-for-tests
 	@$(PY) -m ruff check --quiet .
 	@$(PY) -m mypy --strict
 
 soak: $(VENV)/.ready-for-tests
-	@$(TEST_ENV) HYPOTHESIS_PROFILE=soak $(PY) -m pytest -q -n $(WORKERS)
+	@$(ONE_THREAD) HYPOTHESIS_PROFILE=soak $(PY) -m pytest -q -n $(WORKERS)
 
 clean:
 	@rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
