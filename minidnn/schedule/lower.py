@@ -407,11 +407,11 @@ def lower(
     stays = lifetimes(draft.actions)
     bound = lower_bound(stays, ALIGNMENT)
     if fit is None:
-        placement = place(stays, limit=limit, alignment=ALIGNMENT)
-        offsets, pool_bytes = placement.offsets, placement.nbytes
+        offsets = place(stays, limit=limit, alignment=ALIGNMENT).offsets
     else:
-        sizing = smallest_pool(trace(graph, plan, draft.actions), fit)
-        offsets, pool_bytes = sizing.offsets, sizing.nbytes
+        offsets = smallest_pool(trace(graph, plan, draft.actions), fit).offsets
+    # A heuristic may leave the end of the pool that it was searched with empty: nobody needs to take that.
+    pool_bytes = max((round_up(offsets[s.id] + s.nbytes, ALIGNMENT) for s in stays), default=0)
     final = walk(graph, plan, offsets, persistent)
     return Schedule(
         graph, plan, tuple(final.actions), final.persistent, final.persistent_bytes, pool_bytes, final.pinned,
