@@ -1,0 +1,281 @@
+"""The simulator: walks a schedule's actions in virtual time. It touches no arrays and starts no threads.
+
+Every dependency of a schedule points to an earlier action, so one pass in tuple order suffices: an action on a lane
+starts when the host has issued it, the lane is free, its tokens have been signalled and, for a copy, the link is free.
+The host pays `Profile.launch_ms` for each action that it executes, and so does a release worker for each release.
+Copies of one direction share the link; without duplex both directions do, and copies take it in order of issue.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from minidnn.errors import ArgumentError, OutOfDeviceMemory
+from minidnn.memory.pool import Block, Pool
+from minidnn.profile.profile import Link, Profile
+from minidnn.run.timeline import Span, Timeline
+from minidnn.schedule.actions import (
+    COMPUTE,
+    HOST,
+    Action,
+    Alloc,
+    AwaitReleases,
+    Buffer,
+    Free,
+    HostSync,
+    HostWait,
+    Launch,
+    Offload,
+    Prefetch,
+    Record,
+    Release,
+    Schedule,
+    Token,
+    Wait,
+)  # fmt: skip
+from minidnn.schedule.lifetimes import pool_role
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a schedule would do: times in ms, sizes in bytes.
+
+    `iteration_ms` is that of the second of two iterations in sequence; infinite where a live pool ends in a request
+    that nothing pending can serve (`dead_end` says which). `peak_bytes` is the arena's need.
+    """
+
+    iteration_ms: float
+    timeline: Timeline
+    peak_bytes: int
+    pinned_bytes: int
+    offloaded_bytes: int
+    dead_end: str = ""
+
+    @property
+    def stall_ms(self) -> Mapping[str, float]:
+        """Cause ("offload", "prefetch", "memory") -> ms in which nothing computed because of it."""
+        return self.timeline.stall_ms
+
+
+def simulate(schedule: Schedule, profile: Profile) -> Simulation:
+    """Predict an iteration. Raises ArgumentError when the profile lacks the link or the time of an op."""
+    if profile.link is None:
+        raise ArgumentError(f"profile ({profile.source}) has no link rates; use a measured profile or name a GPU")
+    clock = _Clock(schedule, profile, profile.link)
+    started, dead_end = 0.0, ""
+    try:
+        clock.iterate()
+        started = clock.begin_next()
+        clock.iterate()
+    except OutOfDeviceMemory as error:
+        dead_end = str(error)
+    return Simulation(
+        inf if dead_end else clock.now - started, clock.timeline(started), clock.peak_bytes, schedule.pinned_bytes,
+        schedule.offloaded_bytes, dead_end,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """When something is done, and what it is to whoever waits for it: the cause of a stall, and a label."""
+
+    ms: float
+    cause: str = ""
+    label: str = ""
+
+
+class _Clock:
+    """Virtual time of every lane. `last` is the work done last on each."""
+
+    def __init__(self, schedule: Schedule, profile: Profile, link: Link) -> None:
+        self.schedule = schedule
+        self.profile = profile
+        self.link = link
+        self.at: dict[str, float] = dict.fromkeys(schedule.lanes, 0.0)
+        self.last: dict[str, _Moment] = dict.fromkeys(schedule.lanes, _Moment(0.0))
+        self.link_free: dict[bool, float] = {False: 0.0, True: 0.0}  # by direction: whether to the host
+        self.done: dict[Token, _Moment] = {}
+        self.times: dict[tuple[str, str], float] = {}
+        self.spans: list[Span] = []
+        self.changes: list[tuple[float, int]] = []
+        self.pool = _LivePool(schedule) if schedule.placement == "live" else None
+        self.handlers: Mapping[type[Action], Callable[[Any], None]] = {
+            Launch: self.launch, Offload: self.copy, Prefetch: self.copy, Record: self.record, Wait: self.wait,
+            Alloc: self.allocate, Free: self.free, Release: self.release,
+            HostWait: self.await_tokens, AwaitReleases: self.await_tokens, HostSync: self.await_lane,
+        }  # fmt: skip
+
+    # -- iterations
+
+    @property
+    def now(self) -> float:
+        """When everything issued so far is done."""
+        return max(self.at.values())
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.schedule.persistent_bytes + self.pool.peak if self.pool else self.schedule.peak_bytes
+
+    def iterate(self) -> None:
+        """Walk the schedule once. Raises OutOfDeviceMemory at a dead end of a live pool."""
+        for action in self.schedule.actions:
+            self.handlers[type(action)](action)
+
+    def begin_next(self) -> float:
+        """Forget what the iteration recorded; return when it ended."""
+        self.done.clear()
+        self.spans.clear()
+        self.changes.clear()
+        return self.now
+
+    def timeline(self, started: float) -> Timeline:
+        """What was recorded, from `started` on."""
+        spans = tuple(
+            Span(s.lane, s.label, max(s.start_ms - started, 0.0), s.end_ms - started, s.stall)
+            for s in self.spans
+            if s.end_ms > started
+        )
+        used = self.schedule.persistent_bytes
+        memory = [(0.0, used)]
+        for ms, change in sorted(self.changes):  # of changes at the same time, frees come first
+            used += change
+            memory.append((max(ms - started, 0.0), used))
+        return Timeline(spans, tuple(memory))
+
+    # -- time
+
+    def issue(self) -> float:
+        """The host executes one action."""
+        self.at[HOST] += self.profile.launch_ms
+        return self.at[HOST]
+
+    def ready(self, action: Action) -> float:
+        """When the lane of an action may start it."""
+        return max(self.issue(), self.at[action.lane])
+
+    def work(self, action: Action, start: float, ms: float, cause: str = "") -> None:
+        """The lane is busy with the action."""
+        self.at[action.lane] = start + ms
+        self.last[action.lane] = _Moment(start + ms, cause, action.label)
+        self.spans.append(Span(action.lane, action.label, start, start + ms))
+
+    def pause(self, lane: str, until: _Moment, cause: str = "") -> None:
+        """The lane waits."""
+        if until.ms > self.at[lane]:
+            if (cause or until.cause) and lane in (HOST, COMPUTE):
+                self.spans.append(Span(lane, f"wait for {until.label}", self.at[lane], until.ms, cause or until.cause))
+            self.at[lane] = until.ms
+
+    def latest(self, tokens: tuple[Token, ...]) -> _Moment:
+        """The last of the tokens to be signalled."""
+        return max((self.done[t] for t in tokens), key=lambda moment: moment.ms)
+
+    # -- actions
+
+    def launch(self, action: Launch) -> None:
+        key = (action.launch.name, action.algorithm)
+        if key not in self.times:
+            self.times[key] = self.profile.time_ms(self.schedule.graph, action.launch, action.algorithm)
+        rows = action.rows
+        share = (rows[1] - rows[0]) / self.schedule.graph.batch if rows else 1.0
+        self.work(action, self.ready(action), self.times[key] * share)
+
+    def copy(self, action: Offload | Prefetch) -> None:
+        out = isinstance(action, Offload)
+        nbytes = action.target.nbytes if isinstance(action, Offload) else action.source.nbytes
+        start = max(self.ready(action), self.link_free[out])
+        self.work(action, start, self.link.ms(nbytes, out), "offload" if out else "prefetch")
+        self.link_free[out] = self.at[action.lane]
+        if not self.link.duplex:
+            self.link_free[not out] = self.at[action.lane]
+
+    def record(self, action: Record) -> None:
+        assert action.signal is not None
+        last = self.last[action.lane]
+        self.done[action.signal] = _Moment(self.ready(action), last.cause, last.label)
+
+    def wait(self, action: Wait) -> None:
+        self.at[action.lane] = self.ready(action)
+        self.pause(action.lane, self.latest(action.waits))
+
+    def await_tokens(self, action: HostWait | AwaitReleases) -> None:
+        self.issue()
+        cause = "offload" if isinstance(action, AwaitReleases) else ""
+        self.pause(HOST, self.latest(action.waits), cause)
+
+    def await_lane(self, action: HostSync) -> None:
+        self.issue()
+        last = self.last[action.of]
+        self.pause(HOST, _Moment(self.at[action.of], last.cause, last.label))
+
+    def allocate(self, action: Alloc) -> None:
+        if action.lane == HOST:
+            self.issue()
+        if action.waits:
+            self.pause(action.lane, self.latest(action.waits), "memory")
+        if self.pool:
+            self.pause(action.lane, self.pool.allocate(action.buffer, self.at[action.lane]))
+        self.changes.append((self.at[action.lane], action.buffer.nbytes))
+
+    def free(self, action: Free) -> None:
+        if action.lane == HOST:
+            self.issue()
+        at = self.at[action.lane]
+        self.last[action.lane] = _Moment(at, "memory", action.label)
+        self.release_bytes(action, at)
+
+    def release(self, action: Release) -> None:
+        assert action.signal is not None
+        start = max(self.ready(action), self.latest(action.waits).ms)
+        self.work(action, start, self.profile.launch_ms, "memory")
+        self.done[action.signal] = self.last[action.lane]
+        self.release_bytes(action, self.at[action.lane])
+
+    def release_bytes(self, action: Free, at: float) -> None:
+        """The buffers' bytes are free from `at` on."""
+        for buffer in action.frees:
+            self.changes.append((at, -buffer.nbytes))
+            if self.pool:
+                self.pool.free(buffer, at, action.label)
+
+
+class _LivePool:
+    """The run-time pool in virtual time: frees take effect when their time has come."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.pool = Pool(schedule.pool_bytes, schedule.fit)
+        self.blocks: dict[str, Block] = {}
+        self.pending: list[tuple[float, int, Block, str]] = []  # a heap: when, a serial number, what, why
+        self.issued = 0
+        self.peak = 0
+
+    def allocate(self, buffer: Buffer, at: float) -> _Moment:
+        """Take a block; return when there was room. Raises OutOfDeviceMemory when nothing pending makes any."""
+        role = pool_role(self.schedule.graph, self.schedule.plan, buffer)
+        moment = _Moment(at)
+        while self.pending and self.pending[0][0] <= at:
+            self._settle()
+        block = self.pool.try_allocate(buffer.nbytes, role, buffer.key)
+        while block is None and self.pending:
+            moment = self._settle()
+            block = self.pool.try_allocate(buffer.nbytes, role, buffer.key)
+        if block is None:
+            block = self.pool.allocate(buffer.nbytes, role, buffer.key)  # raises, and says why
+        self.blocks[buffer.key] = block
+        self.peak = max(self.peak, block.address + block.nbytes)
+        return moment
+
+    def free(self, buffer: Buffer, at: float, label: str) -> None:
+        """The buffer's block is free from `at` on."""
+        self.issued += 1
+        heapq.heappush(self.pending, (at, self.issued, self.blocks.pop(buffer.key), label))
+
+    def _settle(self) -> _Moment:
+        at, _, block, label = heapq.heappop(self.pending)
+        self.pool.free(block)
+        return _Moment(at, "memory", label)
