@@ -1,0 +1,52 @@
+"""Text tables. A table of modes is made of the same objects that the JSON output lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minidnn.units import format_ms, format_size
+
+Row = Mapping[str, Any]
+"""A memory mode's results: mode, iteration_ms, stall_ms (a number, or ms by cause), peak_bytes, pool_bytes,
+pinned_bytes, offloaded_bytes, fits. Times are None where it does not fit."""
+
+COLUMNS = ("mode", "ms/iteration", "relative", "stall ms", "peak", "pool", "pinned", "offloaded", "fits")
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as they need be: the first flush left, the others flush right; a rule under the header."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    lines = []
+    for row in (header, ["-" * width for width in widths], *rows):
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def modes_table(rows: Sequence[Row]) -> str:
+    """One line per mode; `relative` is its time over that of the first `base` row."""
+    return text_table(COLUMNS, mode_cells(rows))
+
+
+def mode_cells(rows: Sequence[Row]) -> list[list[str]]:
+    """The cells of the table of modes."""
+    base = base_ms(rows)
+    cells = []
+    for row in rows:
+        ms, stalls = row["iteration_ms"], total_ms(row["stall_ms"])
+        sizes = [format_size(row[f"{name}_bytes"]) for name in ("peak", "pool", "pinned", "offloaded")]
+        relative = f"{ms / base:.3f}" if ms is not None and base else "-"
+        cells.append([row["mode"], format_ms(ms), relative, format_ms(stalls), *sizes, "yes" if row["fits"] else "no"])
+    return cells
+
+
+def base_ms(rows: Sequence[Row]) -> float | None:
+    """Time of the first `base` row that has one."""
+    times = (row["iteration_ms"] for row in rows if row["mode"].startswith("base"))
+    return next((ms for ms in times if ms is not None), None)
+
+
+def total_ms(stalls: float | Mapping[str, float] | None) -> float | None:
+    """Stalls of all causes together."""
+    return sum(stalls.values()) if isinstance(stalls, Mapping) else stalls
