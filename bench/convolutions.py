@@ -69,7 +69,7 @@ class Layer:
     def problem(self, function: str) -> Problem:
         """The plans' view."""
         relu = {"relu": True} if function == "conv2d_forward" else {}
-        return cudnn_ops.problem(function, self.precision, **self.arrays[function], **WINDOW, **relu)
+        return cudnn_ops.problem(function, self.precision, self.arrays[function], **WINDOW, **relu)
 
     def bind(self, on: Context, function: str, algorithm: str, workspace: int) -> Any:
         """The launch."""

@@ -25,14 +25,19 @@ _ONE, _ZERO = c_float(1.0), c_float(0.0)
 
 
 class Blas:
-    """A cuBLAS handle bound to one stream and one workspace (address, nbytes)."""
+    """A cuBLAS handle bound to one stream and one workspace (address, nbytes); created at first use."""
 
     def __init__(self, stream: int, workspace: tuple[int, int]) -> None:
-        self._library = ctypes.CDLL(load_library("cublas"))
+        self._stream, self._workspace = stream, workspace
+        self._library: Any = None
         self._handle = c_void_p()
+
+    def _open(self) -> None:
+        self._library = ctypes.CDLL(load_library("cublas"))
         self._call("cublasCreate_v2", byref(self._handle))
-        self._call("cublasSetStream_v2", self._handle, c_void_p(stream))
-        self._call("cublasSetWorkspace_v2", self._handle, c_void_p(workspace[0]), ctypes.c_size_t(workspace[1]))
+        self._call("cublasSetStream_v2", self._handle, c_void_p(self._stream))
+        address, nbytes = self._workspace
+        self._call("cublasSetWorkspace_v2", self._handle, c_void_p(address), ctypes.c_size_t(nbytes))
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._library, name)(*arguments)
@@ -47,6 +52,8 @@ class Blas:
 
         cuBLAS is column-major, so it computes the transposed product: C' = B' A'.
         """
+        if not self._handle:
+            self._open()
         function = self._library.cublasGemmEx
         arguments = (
             self._handle, c_int(_TRANSPOSE[transpose_b]), c_int(_TRANSPOSE[transpose_a]), c_int(n), c_int(m), c_int(k),

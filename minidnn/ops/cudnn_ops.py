@@ -39,15 +39,22 @@ class Built:
     build_seconds: float
 
 
+def load_cudnn() -> Any:
+    """The frontend's module. CUDA's libraries are loaded first: cuDNN's run-time compiled engines need them."""
+    for library in ("cudart", "nvrtc", "cublasLt", "cublas"):
+        load_library(library)
+    import cudnn
+
+    return cudnn
+
+
 class Plans:
     """cuDNN plans on one stream."""
 
     def __init__(
         self, stream: int, store: PlanStore, deterministic: bool = False, build_seconds: float = BUILD_SECONDS
     ) -> None:
-        for library in ("cudart", "nvrtc", "cublasLt", "cublas"):  # cuDNN's run-time compiled engines need them loaded
-            load_library(library)
-        import cudnn
+        cudnn = load_cudnn()
 
         self._cudnn = cudnn
         self.store = store
@@ -226,8 +233,8 @@ class Plans:
 
 
 def problem(
-    function: str, precision: str, *, stride: Pair, padding: Padding, dilation: Pair, groups: int = 1,
-    relu: bool = False, **arrays: Array | None,
+    function: str, precision: str, arrays: Mapping[str, Array | None], *,
+    stride: Pair, padding: Padding, dilation: Pair, groups: int = 1, relu: bool = False,
 ) -> Problem:  # fmt: skip
     """The plans' view of a convolution: operands in the order of the graph's uids, output last."""
     order = {
@@ -235,7 +242,7 @@ def problem(
         "conv2d_backward_data": ("dy", "w", "mask", "dx"),
         "conv2d_backward_filter": ("x", "dy", "dw"),
     }[function]
-    given = [(name, arrays[name]) for name in order]
+    given = [(name, arrays.get(name)) for name in order]
     operands = tuple((name, array) for name, array in given if array is not None)
     for name, array in operands:
         if name != "b" and len(array.shape) != 4:
@@ -257,7 +264,7 @@ def conv2d_forward(
 ) -> Launcher:  # fmt: skip
     """Y [N,K,P,Q] = conv(X [N,C,H,W], W [K,C/groups,R,S]) + b, then ReLU."""
     p = problem(
-        "conv2d_forward", on.precision, x=x, w=w, b=b, y=y,
+        "conv2d_forward", on.precision, {"x": x, "w": w, "b": b, "y": y},
         stride=stride, padding=padding, dilation=dilation, groups=groups, relu=relu,
     )  # fmt: skip
     launch, more = _bind(on, p, algorithm, workspace)
@@ -274,7 +281,7 @@ def conv2d_backward_data(
 ) -> Launcher:  # fmt: skip
     """dX from dY and W, zero where mask <= 0."""
     p = problem(
-        "conv2d_backward_data", on.precision, dy=dy, w=w, mask=mask, dx=dx,
+        "conv2d_backward_data", on.precision, {"dy": dy, "w": w, "mask": mask, "dx": dx},
         stride=stride, padding=padding, dilation=dilation, groups=groups,
     )  # fmt: skip
     launch, more = _bind(on, p, algorithm, workspace)
@@ -289,7 +296,7 @@ def conv2d_backward_filter(
 ) -> Launcher:  # fmt: skip
     """dW (float32) from X and dY."""
     p = problem(
-        "conv2d_backward_filter", on.precision, x=x, dy=dy, dw=dw,
+        "conv2d_backward_filter", on.precision, {"x": x, "dy": dy, "dw": dw},
         stride=stride, padding=padding, dilation=dilation, groups=groups,
     )  # fmt: skip
     return _bind(on, p, algorithm, workspace)[0]

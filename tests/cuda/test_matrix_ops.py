@@ -60,12 +60,12 @@ def every_plan(
     host = {name: np.array(value) for name, value in inputs.items()}
     host[output] = np.zeros(shape, np.float32)
     reference = {name: a.astype(np.float32) for name, a in host.items()}
-    OPS[function](**reference, **attributes, algorithm="gemm", workspace=None)
+    OPS[function](**reference, **attributes, algorithm="implicit", workspace=None)
     device: dict[str, Any] = {name: cuda.put(value, layout) for name, value in inputs.items()}
     window = {k: v for k, v in attributes.items() if k != "relu"}
     result = cuda.empty(shape, dtype, layout)
     arrays: dict[str, Any] = {**device, output: result}
-    problem = cudnn_ops.problem(function, precision, **arrays, **window, relu=attributes.get("relu", False))
+    problem = cudnn_ops.problem(function, precision, arrays, **window, relu=attributes.get("relu", False))
     assert cuda.context.plans is not None
     plans = cuda.context.plans.algorithms(problem)
     assert len({p.name for p in plans}) == len(plans)
@@ -108,9 +108,8 @@ def test_an_unknown_plan_is_refused_by_name(cuda: Cuda) -> None:
 def test_deterministic_plans_repeat_their_bits(cuda: Cuda) -> None:
     a, window, _ = layer("3x3", "fp32")
     x, dy = cuda.put(a["x"]), cuda.put(a["dy"])
-    problem = cudnn_ops.problem(
-        "conv2d_backward_filter", "fp32", x=x, dy=dy, dw=cuda.empty(a["w"].shape, "float32"), **window
-    )
+    arrays = {"x": x, "dy": dy, "dw": cuda.empty(a["w"].shape, "float32")}
+    problem = cudnn_ops.problem("conv2d_backward_filter", "fp32", arrays, **window)
     assert cuda.context.plans is not None
     plans = [p for p in cuda.context.plans.algorithms(problem) if p.deterministic]
     assert plans
@@ -159,7 +158,7 @@ def test_plans_come_back_from_the_store(cuda: Cuda) -> None:
     a, window, y_shape = layer("3x3", "fp32")
     arrays: dict[str, Any] = {name: cuda.put(a[name], "NHWC") for name in ("x", "w")}
     arrays["y"] = cuda.empty(y_shape, "float32", "NHWC")
-    problem = cudnn_ops.problem("conv2d_forward", "tf32", **arrays, **window)
+    problem = cudnn_ops.problem("conv2d_forward", "tf32", arrays, **window)
     first = cuda.context.plans
     assert first is not None
     known = first.explore(problem)

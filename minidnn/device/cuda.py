@@ -1,0 +1,410 @@
+"""A CUDA device: one arena by one cudaMalloc, non-blocking streams, events, pinned slabs, bound ops.
+
+CuPy's thin bindings reach the driver and run-time library; memory comes from nowhere but `arena` and `pinned`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import statistics
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidnn.device.base import Device, Event, Launcher, MemoryInfo, Operand, Region, Stream, numpy_dtype
+from minidnn.device.cuda_profile import plan_profile
+from minidnn.device.workers import Completion, Workers
+from minidnn.errors import ArgumentError, DeviceError, OutOfDeviceMemory, OutOfPinnedMemory
+from minidnn.graph.graph import Graph
+from minidnn.graph.op import Op
+from minidnn.memory.pinned import check_host_limits
+from minidnn.ops.array import Array
+from minidnn.ops.blas import Blas
+from minidnn.ops.context import Context
+from minidnn.ops.cuda_ops import CONVOLUTIONS, OPS
+from minidnn.ops.cudnn_ops import Plans, load_cudnn
+from minidnn.ops.kernels import Kernels
+from minidnn.ops.plans import PlanStore
+from minidnn.profile.profile import Profile
+from minidnn.units import MiB, format_size, round_up
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+SCRATCH_BYTES = 32 * MiB
+"""Behind the arena in the same allocation: cuBLAS's workspace (what Hopper wants) and partial sums of our kernels."""
+TOUCH_THREADS = 8
+_H2D, _D2H, _D2D = 1, 2, 3
+
+
+class CudaStream(Stream):
+    """A non-blocking stream."""
+
+    def __init__(self, name: str, handle: int) -> None:
+        self.name = name
+        self.handle = handle
+
+
+class CudaEvent(Event):
+    """An event behind what its stream was given. Its handle goes back to the device's stock with the last reference."""
+
+    __slots__ = ("_stock", "handle")
+
+    def __init__(self, handle: int, stock: list[int]) -> None:
+        self.handle = handle
+        self._stock = stock
+
+    def __del__(self) -> None:
+        self._stock.append(self.handle)
+
+
+class CudaDevice(Device):
+    """An NVIDIA GPU. `deterministic`: only plans that repeat their bits.
+
+    Raises DeviceError saying what is missing: CuPy, the driver, cuDNN, the card.
+    """
+
+    kind = "cuda"
+    target = "native"
+
+    def __init__(self, index: int = 0, *, precision: str = "fp32", deterministic: bool = False) -> None:
+        if precision not in PRECISIONS:
+            raise ArgumentError(f"precision is {precision!r}; on CUDA it must be one of {', '.join(PRECISIONS)}")
+        self.index = index
+        self.deterministic = deterministic
+        self._runtime, self._cudnn = _libraries(index)
+        self._runtime.setDevice(index)
+        properties = self._runtime.getDeviceProperties(index)
+        self.name = properties["name"].decode()
+        self._streams: dict[str, CudaStream] = {}
+        self._events: list[int] = []  # handles that no event uses now
+        self._stamps: list[int] = []  # the same with time stamps
+        self._made: list[int] = []
+        self._arenas: dict[int, Region] = {}
+        self._slabs: dict[int, tuple[Region, mmap.mmap]] = {}
+        self._contexts: dict[tuple[str, int, str], Context] = {}
+        self._plans: dict[str, Plans] = {}
+        self._workers = Workers(partial(self._runtime.setDevice, index), self._await)
+        self._label = self._last_done = "start"
+        self._closed = False
+        self._kernels = Kernels()
+        self._store = PlanStore(self._store_path())
+
+    def _store_path(self) -> Path:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        version = f"cudnn-{self._cudnn.backend_version()}-{self._cudnn.__version__}"
+        return cache / "minidnn" / f"plans-{re.sub(r'[^A-Za-z0-9]+', '-', self.name)}-{version}.json"
+
+    def layout(self, target: str, precision: str) -> str:
+        """Tensor cores want channels innermost; strict fp32 plans are fastest in NCHW."""
+        return "NHWC" if target == "native" and precision in ("tf32", "bf16") else "NCHW"
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def arena(self, nbytes: int) -> Region:
+        self._runtime.setDevice(self.index)
+        free, total = self._runtime.memGetInfo()
+        whole = round_up(nbytes, 512) + SCRATCH_BYTES
+        try:
+            address = self._runtime.malloc(whole)
+        except self._runtime.CUDARuntimeError as error:
+            raise OutOfDeviceMemory(
+                f"the arena needs {format_size(whole)}; device {self.name} has {format_size(free)} free of "
+                f"{format_size(total)}: use a smaller batch or budget"
+            ) from error
+        region = Region(nbytes, address, None)
+        self._arenas[address] = region
+        return region
+
+    def pinned(self, nbytes: int) -> Region:
+        check_host_limits(nbytes)
+        self._runtime.setDevice(self.index)
+        try:
+            memory = mmap.mmap(-1, max(nbytes, 1))
+        except (OSError, ValueError) as error:
+            raise OutOfPinnedMemory(f"{format_size(nbytes)} of host memory cannot be taken: {error}") from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a kernel without huge pages: slower to take, nothing else
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        array = np.frombuffer(memory, np.uint8)[:nbytes]
+        _touch(array)
+        try:
+            self._runtime.hostRegister(array.ctypes.data, max(nbytes, 1), 1)  # portable: every context may use it
+        except self._runtime.CUDARuntimeError as error:
+            raise OutOfPinnedMemory(
+                f"{format_size(nbytes)} of host memory cannot be pinned ({error}); use a smaller batch or offload less"
+            ) from error
+        region = Region(nbytes, array.ctypes.data, array)
+        self._slabs[region.address] = (region, memory)
+        return region
+
+    def give_back(self, region: Region) -> None:
+        self._runtime.setDevice(self.index)
+        if region.address in self._arenas:
+            self._runtime.deviceSynchronize()
+            for key in [k for k in self._contexts if k[1] == region.address]:
+                blas = self._contexts.pop(key).blas
+                assert blas is not None
+                blas.close()
+            del self._arenas[region.address]
+            self._runtime.free(region.address)
+        elif region.address in self._slabs:
+            _, memory = self._slabs.pop(region.address)
+            self._runtime.hostUnregister(region.address)
+            if hasattr(mmap, "MADV_DONTNEED"):
+                memory.madvise(mmap.MADV_DONTNEED)  # the bytes go at once, even where an array still refers to them
+
+    def memory_info(self) -> MemoryInfo:
+        self._runtime.setDevice(self.index)
+        free, total = self._runtime.memGetInfo()
+        used = sum(round_up(r.nbytes, 512) + SCRATCH_BYTES for r in self._arenas.values())
+        return MemoryInfo(used, free, total, sum(r.nbytes for r, _ in self._slabs.values()))
+
+    def write(self, arena: Region, offset: int, data: np.ndarray) -> None:
+        _inside(arena, offset, data.nbytes)
+        data = np.ascontiguousarray(data)
+        self.synchronize()
+        self._runtime.memcpy(arena.address + offset, data.ctypes.data, data.nbytes, _H2D)
+
+    def read(self, arena: Region, offset: int, nbytes: int) -> np.ndarray:
+        _inside(arena, offset, nbytes)
+        data = np.empty(nbytes, np.uint8)
+        self.synchronize()
+        self._runtime.memcpy(data.ctypes.data, arena.address + offset, nbytes, _D2H)
+        return data
+
+    def discard(self, arena: Region, offset: int, nbytes: int, stream: Stream | None) -> None:
+        """Nothing to do: what is free is overwritten by its next owner."""
+
+    # -- lanes ---------------------------------------------------------------------------------------------------------
+
+    def mark(self, label: str) -> None:
+        self._label = label
+
+    def abandon(self) -> None:
+        with suppress(Exception):
+            self._runtime.deviceSynchronize()
+        self._workers.close()
+        with suppress(BaseException):
+            self._workers.check()
+
+    def stream(self, name: str) -> CudaStream:
+        if name not in self._streams:
+            self._runtime.setDevice(self.index)
+            handle = self._runtime.streamCreateWithFlags(self._runtime.streamNonBlocking)
+            self._streams[name] = CudaStream(name, handle)
+        return self._streams[name]
+
+    def copy_in(self, arena: Region, offset: int, source: Region, at: int, nbytes: int, stream: Stream) -> None:
+        assert isinstance(stream, CudaStream)
+        self._runtime.memcpyAsync(arena.address + offset, source.address + at, nbytes, _H2D, stream.handle)
+
+    def copy_out(self, arena: Region, offset: int, target: Region, at: int, nbytes: int, stream: Stream) -> None:
+        assert isinstance(stream, CudaStream)
+        self._runtime.memcpyAsync(target.address + at, arena.address + offset, nbytes, _D2H, stream.handle)
+
+    def record(self, stream: Stream) -> Event:
+        return self._record(stream, self._events, self._runtime.eventDisableTiming)
+
+    def stamp(self, stream: Stream) -> CudaEvent:
+        return self._record(stream, self._stamps, self._runtime.eventDefault)
+
+    def _record(self, stream: Stream, stock: list[int], flags: int) -> CudaEvent:
+        assert isinstance(stream, CudaStream)
+        if stock:
+            handle = stock.pop()
+        else:
+            handle = self._runtime.eventCreateWithFlags(flags)
+            self._made.append(handle)
+        event = CudaEvent(handle, stock)
+        self._runtime.eventRecord(handle, stream.handle)
+        return event
+
+    def elapsed_ms(self, start: object, end: object) -> float:
+        assert isinstance(start, CudaEvent)
+        assert isinstance(end, CudaEvent)
+        self._await(end)
+        return float(self._runtime.eventElapsedTime(start.handle, end.handle))
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        assert isinstance(stream, CudaStream)
+        if isinstance(event, CudaEvent):
+            self._runtime.streamWaitEvent(stream.handle, event.handle)
+        else:  # a worker's completion is known to the host alone
+            self.host_wait(event)
+
+    def host_wait(self, event: Event) -> None:
+        label = self._label
+        self._await(event)
+        self._workers.check()
+        self._last_done = label
+
+    def host_sync(self, stream: Stream) -> None:
+        assert isinstance(stream, CudaStream)
+        label = self._label
+        self._guarded(self._runtime.streamSynchronize, stream.handle)
+        self._workers.check()
+        self._last_done = label
+
+    def synchronize(self) -> None:
+        """Wait for everything on the device."""
+        self._runtime.setDevice(self.index)
+        self._guarded(self._runtime.deviceSynchronize)
+
+    def after(self, worker: str, event: Event, action: Callable[[], None]) -> Event:
+        return self._workers.submit(worker, event, action)
+
+    def _await(self, event: Event) -> None:
+        if isinstance(event, CudaEvent):
+            self._guarded(self._runtime.eventSynchronize, event.handle)
+        else:
+            assert isinstance(event, Completion)
+            event.wait()
+
+    def _guarded(self, call: Callable[..., None], *arguments: int) -> None:
+        """A wait. An error in it belongs to something issued before: say between which actions."""
+        try:
+            call(*arguments)
+        except self._runtime.CUDARuntimeError as error:
+            raise DeviceError(
+                f"{self.name} failed in an action after '{self._last_done}' and not later than '{self._label}' "
+                f"({error}); CUDA_LAUNCH_BLOCKING=1 in the environment names it exactly"
+            ) from error
+
+    # -- ops -----------------------------------------------------------------------------------------------------------
+
+    def launcher(
+        self, graph: Graph, op: Op, algorithm: str, operands: Mapping[str, Operand | list[Operand]],
+        workspace: tuple[int, int] | None, arena: Region, stream: Stream,
+    ) -> Launcher:  # fmt: skip
+        assert isinstance(stream, CudaStream)
+        self._runtime.setDevice(self.index)
+        arguments: dict[str, Any] = {
+            name: [_array(arena, o) for o in operand] if isinstance(operand, list) else _array(arena, operand)
+            for name, operand in operands.items()
+        }
+        arguments.update(op.attributes)
+        if op.function in CONVOLUTIONS:
+            arguments["algorithm"] = algorithm
+            arguments["workspace"] = arena.address + workspace[0] if workspace else 0
+        context = self.context(stream, arena, graph.target.precision)
+        launch: Launcher = OPS[op.function](context, **arguments)
+        self._store.save()
+        return launch
+
+    def context(self, stream: CudaStream, arena: Region, precision: str) -> Context:
+        """Where ops on that stream and in that arena are bound."""
+        key = (stream.name, arena.address, precision)
+        if key not in self._contexts:
+            scratch = (arena.address + round_up(arena.nbytes, 512), SCRATCH_BYTES)
+            self._contexts[key] = Context(
+                self._kernels, stream.handle, scratch, precision, self.deterministic, Blas(stream.handle, scratch),
+                self.plans(stream),
+            )  # fmt: skip
+        return self._contexts[key]
+
+    def profile(self, graph: Graph) -> Profile:
+        """The convolutions' plans, fastest first; see `cuda_profile`."""
+        self._runtime.setDevice(self.index)
+        found = plan_profile(self, graph)
+        self._store.save()
+        return found
+
+    def plans(self, stream: CudaStream) -> Plans:
+        """cuDNN on that stream."""
+        if stream.name not in self._plans:
+            self._plans[stream.name] = Plans(stream.handle, self._store, self.deterministic)
+        return self._plans[stream.name]
+
+    @property
+    def in_use(self) -> bool:
+        """Whether an arena is taken."""
+        return bool(self._arenas)
+
+    def fill(self, array: Array) -> None:
+        """Random values."""
+        block = np.random.default_rng(0).standard_normal(min(array.size, 2**20)).astype(numpy_dtype(array.dtype))
+        self._runtime.memcpy(array.address, block.ctypes.data, block.nbytes, _H2D)
+        done = block.nbytes
+        while done < array.nbytes:
+            part = min(done, array.nbytes - done)
+            self._runtime.memcpy(array.address + done, array.address, part, _D2D)
+            done += part
+        self.synchronize()
+
+    def milliseconds(self, launch: Launcher, stream: CudaStream, repeats: int = 5) -> float:
+        """Median time of a launch on a stream, after one warm-up."""
+        launch()
+        stamps = [self.stamp(stream)]
+        for _ in range(repeats):
+            launch()
+            stamps.append(self.stamp(stream))
+        return statistics.median(self.elapsed_ms(begin, end) for begin, end in pairwise(stamps))
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._workers.close()
+        with suppress(Exception):  # after an error in a kernel every call fails; the process's end frees all
+            self._runtime.setDevice(self.index)
+            self._runtime.deviceSynchronize()
+            for region in [*self._arenas.values(), *(r for r, _ in self._slabs.values())]:
+                self.give_back(region)
+            for plans in self._plans.values():
+                plans.close()
+            for stream in self._streams.values():
+                self._runtime.streamDestroy(stream.handle)
+            for handle in self._made:
+                self._runtime.eventDestroy(handle)
+        self._streams.clear()
+
+
+def _libraries(index: int) -> tuple[Any, Any]:
+    """CuPy's run-time bindings and the cuDNN frontend, once both are known to work."""
+    advice = "install them with: pip install 'minidnn[cuda13]' (or [cuda12] for Pascal and Volta cards)"
+    try:
+        from cupy_backends.cuda.api import runtime
+    except ImportError as error:
+        raise DeviceError(f"CUDA needs CuPy and the cuDNN frontend; {advice} ({error})") from error
+    try:
+        count = runtime.getDeviceCount()
+    except Exception as error:  # CuPy and the driver raise several types
+        raise DeviceError(f"no CUDA device can be used: {error}") from error
+    if not 0 <= index < count:
+        raise DeviceError(f"device is cuda:{index}; this machine has {count} CUDA devices, counted from 0")
+    try:
+        cudnn = load_cudnn()
+        cudnn.backend_version()
+    except Exception as error:  # the library is missing, or its dependencies are
+        raise DeviceError(f"CUDA needs cuDNN; {advice} ({error})") from error
+    return runtime, cudnn
+
+
+def _touch(array: np.ndarray) -> None:
+    """Let the kernel give the pages now, several threads at once: page faults are what taking memory costs."""
+    step = round_up(-(-array.nbytes // TOUCH_THREADS), 2 * MiB)
+
+    def work(begin: int) -> None:
+        array[begin : begin + step : mmap.PAGESIZE] = 0
+
+    threads = [threading.Thread(target=work, args=(begin,)) for begin in range(0, array.nbytes, step)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _inside(region: Region, offset: int, nbytes: int) -> None:
+    assert 0 <= offset <= region.nbytes - nbytes, "a buffer leaves its region"
+
+
+def _array(arena: Region, operand: Operand) -> Array:
+    _inside(arena, operand.offset, operand.tensor.nbytes)
+    return Array.of(operand.tensor, arena.address + operand.offset)

@@ -1,0 +1,197 @@
+"""The CUDA device: over a fake run-time library in every test run, and over the real one where there is a GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from minidnn import Trainer, nn, optim
+from minidnn.device.cuda import CudaDevice
+from minidnn.device.open import open_device
+from minidnn.errors import ArgumentError, DeviceError, OutOfDeviceMemory
+from tests.cuda.fake import TOTAL, RuntimeLibrary, fake_cuda
+from tests.cuda.support import why_no_cuda, why_no_emulator
+
+BOTH = pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.cuda)], ids=["fake", "cuda"])
+
+
+@pytest.fixture
+def device(real: bool) -> Iterator[CudaDevice]:
+    """An open device."""
+    reason = why_no_cuda() if real else why_no_emulator()
+    if reason:
+        pytest.skip(reason)
+    if real:
+        opened = CudaDevice(deterministic=True)
+        yield opened
+        opened.close()
+    else:
+        with fake_cuda(deterministic=True) as (faked, _):
+            yield faked
+
+
+def network(p: float = 0.0) -> nn.Sequential:
+    """Convolution, pooling, normalization, dropout, fully connected."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.LocalResponseNorm(5),
+        nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.AvgPool2d(2),
+        nn.Flatten(), nn.Dropout(p), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 5), input_shape=(3, 12, 12),
+    )  # fmt: skip
+    nn.init.he(net)
+    return net
+
+
+Trained = tuple[list[float], dict[str, np.ndarray]]
+
+
+def train(device: CudaDevice | str, mode: str, precision: str, steps: int = 3) -> Trained:
+    """Losses and weights after some steps."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((4, 3, 12, 12)).astype(np.float32), rng.integers(0, 5, 4)
+    net = network(0.25 if precision == "fp32" else 0.0)
+    with Trainer(
+        net, nn.CrossEntropyLoss(), optim.SGD(0.05, momentum=0.9), 4, memory=mode, device=device, precision=precision,
+        target="native",
+    ) as trainer:  # fmt: skip
+        losses = [trainer.step(x, y).loss for _ in range(steps)]
+    return losses, net.state_dict()
+
+
+@BOTH
+@pytest.mark.parametrize(("precision", "limit"), [("fp32", 1e-4), ("tf32", 1e-2), ("bf16", 3e-2)])
+def test_training_follows_the_host_device(device: CudaDevice, precision: str, limit: float, real: bool) -> None:
+    wanted, weights = train("host", "base", "fp32" if precision == "fp32" else "tf32")
+    found, trained = train(device, "base", precision)
+    assert np.allclose(found, wanted, rtol=limit)
+    for name, value in weights.items():
+        gap = np.abs(trained[name] - value).max() / max(np.abs(value).max(), 1e-6)
+        assert gap < 10 * limit, f"{name} differs by {gap:.1e}"
+
+
+@BOTH
+@pytest.mark.parametrize("mode", ["keep", "vdnn:all(m)", "vdnn++:conv", "vdnn++:all"])
+def test_every_memory_mode_gives_the_bits_of_base(device: CudaDevice, mode: str, real: bool) -> None:
+    rule = "(m)" if mode.endswith("(m)") else ""
+    wanted, weights = train(device, f"base{rule}", "tf32", steps=2)
+    found, trained = train(device, mode, "tf32", steps=2)
+    assert found == wanted
+    assert all((trained[name] == weights[name]).all() for name in weights)
+
+
+@BOTH
+def test_bytes_travel_through_the_arena_and_back(device: CudaDevice, real: bool) -> None:
+    arena, slab = device.arena(4096), device.pinned(3 * 2**20 + 1)
+    assert slab.array is not None
+    assert slab.array.nbytes == 3 * 2**20 + 1
+    slab.array[:4096] = np.arange(4096) % 251
+    stream, other = device.stream("h2d"), device.stream("d2h")
+    device.copy_in(arena, 0, slab, 0, 4096, stream)
+    device.wait(other, device.record(stream))
+    device.copy_out(arena, 512, slab, 2**20, 1024, other)
+    device.host_sync(other)
+    assert (slab.array[2**20 : 2**20 + 1024] == slab.array[512:1536]).all()
+    data = np.arange(100, dtype=np.uint8)
+    device.write(arena, 7, data)
+    assert (device.read(arena, 7, 100) == data).all()
+    info = device.memory_info()
+    assert (info.used > 4096, info.pinned) == (True, 3 * 2**20 + 1)
+    device.give_back(slab)
+    device.give_back(arena)
+    assert (device.memory_info().used, device.memory_info().pinned) == (0, 0)
+
+
+@BOTH
+def test_an_arena_larger_than_the_card_is_refused_in_words(device: CudaDevice, real: bool) -> None:
+    with pytest.raises(OutOfDeviceMemory, match=r"the arena needs .* GiB; device .* has .* free"):
+        device.arena(2**50 if real else TOTAL + 10 * 2**30)
+
+
+@BOTH
+def test_a_worker_acts_after_its_event_and_in_order(device: CudaDevice, real: bool) -> None:
+    seen: list[int] = []
+    stream = device.stream("d2h")
+    done = [device.after("release-0", device.record(stream), lambda i=i: seen.append(i)) for i in range(20)]  # type: ignore[misc]
+    device.host_wait(done[-1])
+    assert seen == list(range(20))
+
+
+@BOTH
+def test_an_error_in_a_worker_reaches_the_host(device: CudaDevice, real: bool) -> None:
+    def fail() -> None:
+        raise ValueError("released twice")
+
+    done = device.after("release-0", device.record(device.stream("d2h")), fail)
+    with pytest.raises(ValueError, match="released twice"):
+        device.host_wait(done)
+    device.host_wait(device.after("release-0", device.record(device.stream("d2h")), lambda: None))  # it goes on
+
+
+def test_closing_twice_returns_everything_once() -> None:
+    with fake_cuda() as (device, runtime):
+        device.arena(1000), device.pinned(1000)
+        device.host_wait(device.after("release-0", device.record(device.stream("d2h")), lambda: None))
+        assert runtime.memory
+        assert runtime.registered
+        assert runtime.handles
+        device.close()
+        device.close()
+        assert (runtime.memory, runtime.registered, runtime.handles) == ({}, set(), set())
+
+
+def test_events_are_used_again() -> None:
+    with fake_cuda() as (device, runtime):
+        stream = device.stream("compute")
+        for _ in range(50):
+            device.record(stream)
+        assert len(runtime.handles) <= 3
+
+
+def test_a_cuda_error_says_between_which_actions_it_happened() -> None:
+    with fake_cuda() as (device, runtime):
+        stream = device.stream("compute")
+        device.mark("forward of features.0")
+        device.host_sync(stream)
+        device.mark("forward of features.3")
+
+        def fail(handle: int) -> None:
+            raise RuntimeLibrary.CUDARuntimeError("an illegal memory access was encountered")
+
+        runtime.streamSynchronize = fail  # type: ignore[attr-defined]
+        where = "after 'forward of features.0' and not later than 'forward of features.3'"
+        with pytest.raises(DeviceError, match=rf"{where} \(an illegal"):
+            device.host_sync(stream)
+
+
+def test_measured_times_order_the_plans() -> None:
+    from minidnn.graph.build import build
+    from minidnn.graph.graph import Target
+
+    net = network()
+    target = Target("native", "tf32", "NHWC")
+    graph = build(net, nn.CrossEntropyLoss(), (4, 3, 12, 12), target, optimizer=optim.SGD(0.1))
+    times = iter([3.0, 1.0] * 20)
+    with fake_cuda() as (device, runtime), patch.object(device, "milliseconds", lambda *arguments: next(times)):
+        profile = device.profile(graph)
+        assert profile.entries
+        for algorithms in profile.entries.values():
+            assert [(a.name, a.ms) for a in algorithms] == [("host", 1.0), ("fused host", 3.0)]
+        assert device.profile(graph) == profile  # known now: nothing is measured again
+        assert runtime.memory == {}
+
+
+def test_a_machine_without_cuda_says_what_is_missing() -> None:
+    reason = why_no_cuda()
+    if reason is None:
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(DeviceError, match=r"minidnn\[cuda13\]|no CUDA device"):
+        open_device("cuda")
+    assert "cudnn" not in sys.modules or "cupy" not in sys.modules
+
+
+def test_double_precision_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="precision is 'fp64'; on CUDA it must be one of fp32, tf32, bf16"):
+        CudaDevice(precision="fp64")
