@@ -14,7 +14,7 @@ from minidnn.graph.op import Op
 class Convolution:
     """The numbers of a convolution X [n,c,h,w] * W [k,c/groups,r,s] -> Y [n,k,p,q], the same in all directions.
 
-    `dense`: stride and dilation are 1. `images` are the bytes of X and Y, `operands` those of W too.
+    `dense`: stride and dilation are 1. `operands` are the bytes of X, W and Y.
     """
 
     direction: str  # forward, backward_data or backward_filter
@@ -32,7 +32,6 @@ class Convolution:
     dense: bool
     nchw: bool
     flops: float
-    images: float
     operands: float
 
     @classmethod
@@ -49,7 +48,6 @@ class Convolution:
             dense=attributes["stride"] == attributes["dilation"] == (1, 1),
             nchw=x.layout == "NCHW",
             flops=op.flops,
-            images=x.nbytes + y.nbytes,
             operands=x.nbytes + y.nbytes + w.nbytes,
         )  # fmt: skip
 

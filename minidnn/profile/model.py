@@ -139,10 +139,10 @@ class _Model:
         return Algorithm(name, ceil(cost.workspace), self.ms(cost, fraction * self.gpu.peak["fp32"]))
 
     def on_matrix_units(self, conv: Convolution) -> Algorithm:
-        """Implicit GEMM in the target's precision. Matrix units want NHWC: NCHW images are copied over and back,
-        through a workspace of their size (cuDNN's to within 2 %)."""
+        """Implicit GEMM in the target's precision. Matrix units want NHWC: NCHW operands are copied, through a
+        workspace of their size (cuDNN's to within 1 %)."""
         fraction = self.kernels.matrix * conv.shape_factor(self.kernels.depth, self.kernels.matrix_width)
-        copied = conv.images if conv.nchw else 0
+        copied = conv.operands if conv.nchw else 0
         cost = Cost(conv.flops, conv.operands)
         ms = self.ms(cost, fraction * self.rate) + self.ms(Cost(0, 2 * copied), self.rate) * bool(copied)
         return Algorithm("matrix_gemm", ceil(copied), ms)
