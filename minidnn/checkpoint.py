@@ -86,7 +86,7 @@ def refuse_newer(directory: Path, step: int) -> None:
     existing = _existing(directory) if directory.is_dir() else []
     if existing and existing[-1][0] > step:
         raise CheckpointError(
-            f"checkpoint directory {directory} has step {existing[-1][0]} of another run: resume that, or name a new one"
+            f"checkpoint directory {directory} has step {existing[-1][0]} of another run: resume that, or name another"
         )
 
 
