@@ -15,6 +15,8 @@ from minidnn.errors import ArgumentError, MiniDnnError
 EXAMPLE = "minidnn train smallnet --data digits --epochs 5"
 COMMANDS = {
     "train": "train a network and report its accuracy, speed and memory",
+    "compare": "run memory modes for real, time them, and verify that all give the same gradients",
+    "simulate": "predict time, stalls and memory of each mode on a named GPU",
     "memory": "show what a memory mode needs: pool, placement, parameters, pinned bytes; nothing runs",
     "summary": "show a network's layers, shapes, parameters, operations and activation bytes",
     "models": "list the built-in networks",

@@ -129,6 +129,14 @@ class Device(ABC):
         """An event behind everything issued on the stream so far."""
 
     @abstractmethod
+    def stamp(self, stream: Stream) -> object:
+        """A point in time: when the stream gets here. For timelines; nothing waits for it."""
+
+    @abstractmethod
+    def elapsed_ms(self, start: object, end: object) -> float:
+        """Time between two stamps that have been reached."""
+
+    @abstractmethod
     def wait(self, stream: Stream, event: Event) -> None:
         """What is issued on the stream from now on starts after the event."""
 
@@ -197,8 +205,9 @@ def memory_order(t: Tensor) -> tuple[int, ...]:
 def view(t: Tensor, memory: np.ndarray) -> np.ndarray:
     """A tensor's array over its bytes: logical axes, the layout's strides."""
     order = memory_order(t)
-    array: np.ndarray = memory[: t.nbytes].view(numpy_dtype(t.dtype)).reshape(tuple(t.shape[axis] for axis in order))
-    return array.transpose(np.argsort(order))
+    raw = memory[: t.nbytes].view(numpy_dtype(t.dtype)).reshape(tuple(t.shape[axis] for axis in order))
+    array: np.ndarray = raw.transpose(np.argsort(order))
+    return array
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,16 @@ class HostDevice(Device):
 
     def record(self, stream: Stream) -> Event:
         return self.lanes.submit(stream.name, None)
+
+    def stamp(self, stream: Stream) -> object:
+        taken: list[float] = []
+        self.lanes.submit(stream.name, lambda: taken.append(perf_counter()))
+        return taken
+
+    def elapsed_ms(self, start: object, end: object) -> float:
+        assert isinstance(start, list)
+        assert isinstance(end, list)
+        return float(end[0] - start[0]) * 1e3
 
     def wait(self, stream: Stream, event: Event) -> None:
         self.lanes.submit(stream.name, None, (event,))

@@ -51,8 +51,8 @@ class Uniform:
     bound: float
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        centred: np.ndarray = 2 * rng.random(shape, dtype=np.float32) - 1
-        return np.float32(self.bound) * centred
+        values: np.ndarray = np.float32(self.bound) * (2 * rng.random(shape, dtype=np.float32) - 1)
+        return values
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from minidnn.errors import ArgumentError, BudgetError
 from minidnn.graph.graph import Graph
@@ -26,12 +26,14 @@ Score = Callable[[Schedule], float]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user decides about memory beside the mode. `budget` is bytes of the arena; None is no limit."""
+    """What a user decides about memory beside the mode. `budget` is bytes of the arena; None is no limit.
+    `algorithms` fixes those of some ops by name, whatever a mode's rule picks."""
 
     order: str = "prefetch-first"
     fit: str | None = None
     placement: str = "planned"
     budget: int | None = None
+    algorithms: Mapping[str, Algorithm] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
@@ -81,7 +83,8 @@ def candidates(
     of them in a pool of any size."""
     refused: BudgetError | None = None
     served = False
-    for plan in POLICIES[mode.family](Request(graph, profile, mode, options.order)):
+    for proposed in POLICIES[mode.family](Request(graph, profile, mode, options.order)):
+        plan = replace(proposed, algorithms={**proposed.algorithms, **options.algorithms})
         try:
             schedule = schedule_of(graph, plan, profile, options, persistent)
         except BudgetError as error:

@@ -33,6 +33,8 @@ from minidnn.schedule.actions import (
 )  # fmt: skip
 
 Step = Callable[[], object]
+OBSERVE = "observe "
+"""How the labels of an observer's steps begin."""
 
 
 class Executor:
@@ -59,7 +61,11 @@ class Executor:
             self.steps.append((action, label, step))
             more = look(action)
             if more is not None:
-                self.steps.append((action, f"observe {label}", more))
+                self.steps.append((action, OBSERVE + label, more))
+
+    def untap(self) -> None:
+        """Issue the schedule's own steps alone again."""
+        self.steps = [step for step in self.steps if not step[1].startswith(OBSERVE)]
 
     def run(self, slot: BatchSlot) -> None:
         """Issue one iteration over the batch in `slot`. Device work may still be running on return.

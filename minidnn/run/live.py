@@ -14,7 +14,7 @@ from minidnn.device.base import Device, Event, Region
 from minidnn.errors import ArgumentError
 from minidnn.graph.graph import Graph
 from minidnn.memory.place import lower_bound
-from minidnn.memory.pool import Allocator, Block
+from minidnn.memory.pool import Allocator, Block, Pool
 from minidnn.memory.sizing import smallest_pool
 from minidnn.plan.plan import Plan
 from minidnn.run.executor import Executor, Step
@@ -104,3 +104,10 @@ class LiveExecutor(Executor):
             self.pool.free(block)
         self.blocks.clear()
         super().run(slot)
+
+
+def executor_for(device: Device, schedule: Schedule, arena: Region, pinned: Region | None) -> Executor:
+    """The executor of a schedule: planned, or with a run-time pool of the schedule's size and heuristic."""
+    if schedule.placement == "live":
+        return LiveExecutor(device, schedule, arena, pinned, Pool(schedule.pool_bytes, schedule.fit))
+    return Executor(device, schedule, arena, pinned)

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from minidnn.device.base import Device, Region
 from minidnn.errors import BudgetError
 from minidnn.graph.build import build
 from minidnn.graph.graph import Graph, Target
-from minidnn.memory.pool import Pool
 from minidnn.nn.loss import Loss
 from minidnn.nn.sequential import Sequential
 from minidnn.optim import Optimizer
 from minidnn.plan.mode import Mode
 from minidnn.plan.registry import parse_mode
 from minidnn.profile.profile import Profile
-from minidnn.run.choose import Options, choose, smallest
+from minidnn.run.choose import Options, Score, choose, smallest
 from minidnn.run.executor import Executor
-from minidnn.run.live import LiveExecutor
+from minidnn.run.live import executor_for
 from minidnn.run.observe import GradientObserver
+from minidnn.run.timing import time_schedule
 from minidnn.schedule.actions import Schedule
 from minidnn.units import format_size
 
@@ -127,7 +128,9 @@ class Programs:
                 room = self.arena.nbytes if options.budget is None else min(self.arena.nbytes, options.budget)
                 placed = replace(options, fit=None, placement="planned")
                 ways = [(mode, replace(o, budget=room)) for o in (options, placed) for mode in modes]
-            schedule = _first_fitting(graph, ways, profile, self.persistent or None)
+            # Of several candidates (dyn) the fastest is found by running them, before anything else has memory.
+            score = partial(time_schedule, self.device) if purpose.train and self.arena is None else None
+            schedule = _first_fitting(graph, ways, profile, self.persistent or None, score)
             if not self.persistent:
                 self.persistent = _places(schedule)
             self.schedules[key] = schedule
@@ -143,11 +146,7 @@ class Programs:
                 raise BudgetError(
                     f"{rows} rows need {schedule.pinned_bytes} pinned bytes; {self.pinned_bytes} are taken"
                 )
-            if schedule.placement == "live":
-                pool = Pool(schedule.pool_bytes, schedule.fit)
-                executor: Executor = LiveExecutor(self.device, schedule, self.arena, self.pinned, pool)
-            else:
-                executor = Executor(self.device, schedule, self.arena, self.pinned)
+            executor = executor_for(self.device, schedule, self.arena, self.pinned)
             for observer in self.observers if purpose.train else ():
                 observer.attach(executor)
             self.executors[key] = executor
@@ -159,6 +158,16 @@ class Programs:
         for (purpose, _), executor in self.executors.items():
             if purpose.train:
                 observer.attach(executor)
+
+    def forget(self, observer: GradientObserver) -> None:
+        """The observer watches no longer; its memory is given back."""
+        self.finish()
+        self.observers.remove(observer)
+        for executor in self.executors.values():
+            executor.untap()
+            for other in self.observers:
+                other.attach(executor)
+        observer.close()
 
     def finish(self) -> None:
         """Wait for everything that was issued."""
@@ -228,14 +237,15 @@ ALTERNATIVES = ("base", "keep", "vdnn++:conv", "vdnn++:all", "base(m)", "keep(m)
 
 
 def _first_fitting(
-    graph: Graph, ways: list[tuple[Mode, Options]], profile: Profile, persistent: dict[str, int] | None
-) -> Schedule:
+    graph: Graph, ways: list[tuple[Mode, Options]], profile: Profile, persistent: dict[str, int] | None,
+    score: Score | None,
+) -> Schedule:  # fmt: skip
     """The schedule by the first of these ways that fits. Raises the last one's BudgetError where none does."""
     for mode, options in ways[:-1]:
         with suppress(BudgetError):
-            return choose(graph, mode, profile, options, persistent=persistent)
+            return choose(graph, mode, profile, options, score=score, persistent=persistent)
     mode, options = ways[-1]
-    return choose(graph, mode, profile, options, persistent=persistent)
+    return choose(graph, mode, profile, options, score=score, persistent=persistent)
 
 
 def _places(schedule: Schedule) -> dict[str, int]:

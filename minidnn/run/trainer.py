@@ -18,8 +18,10 @@ from minidnn.nn.loss import Loss
 from minidnn.nn.sequential import Sequential
 from minidnn.optim import Optimizer
 from minidnn.plan.registry import parse_mode
+from minidnn.profile.profile import Algorithm
 from minidnn.run.arguments import check_numbers, check_parts, sample_shape
 from minidnn.run.choose import Options
+from minidnn.run.executor import Executor
 from minidnn.run.observe import GradientObserver
 from minidnn.run.program import Programs, Purpose, Recipe
 from minidnn.run.slot import BatchSlot, slot_fields
@@ -76,6 +78,7 @@ class Trainer:
     (int or `"4GiB"`; None: what the mode needs), `device` `"auto"`, `"host"`, `"cuda"`, `"cuda:1"` or an open Device,
     `precision` fp32, tf32, bf16 (host also fp64), `target` "paper" or "native" (None: the device's).
     `micro_batch` rows at a time are computed, gradients summed, one update made. `max_norm` clips gradients.
+    `algorithms` fixes those of some ops by name, whatever the mode's rule says.
 
     Raises ShapeError naming a layer, BudgetError with the smallest budget that works, OutOfDeviceMemory and
     OutOfPinnedMemory before the first step.
@@ -87,6 +90,7 @@ class Trainer:
         target: str | None = None, order: str = "prefetch-first", fit: str | None = None, placement: str = "planned",
         micro_batch: int | None = None, max_norm: float | None = None, seed: int = 0,
         input_shape: tuple[int, ...] | None = None, deterministic: bool = False,
+        algorithms: Mapping[str, Algorithm] | None = None,
     ) -> None:  # fmt: skip
         check_parts(net, loss, optimizer, device)
         check_numbers(batch, micro_batch, max_norm, seed)
@@ -99,7 +103,9 @@ class Trainer:
         self._slots: list[FeedSlot] = []
         self._owns_device = isinstance(device, str)
         mode = parse_mode(memory)
-        options = Options(order, fit, placement, None if budget is None else parse_size(budget, "budget"))
+        options = Options(
+            order, fit, placement, None if budget is None else parse_size(budget, "budget"), algorithms or {}
+        )
         Target(target or "paper", precision)  # refuses other names before a device is opened
         net.initialize(seed)
         self.device = (
@@ -246,6 +252,11 @@ class Trainer:
         """Plan and compile what batches of that many rows need. Raises BudgetError when it does not fit."""
         for purpose, _, count in self._parts(rows, train):
             self.programs.executor(purpose, count)
+
+    def executor(self, rows: int) -> Executor:
+        """The compiled training program of a batch of so many rows (of its first micro-batch)."""
+        purpose, _, count = self._parts(rows, True)[0]
+        return self.programs.executor(purpose, count)
 
     def _parts(self, rows: int, train: bool) -> list[tuple[Purpose, int, int]]:
         """(purpose, first row, rows) of each micro-batch."""

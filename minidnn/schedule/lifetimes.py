@@ -70,7 +70,7 @@ def pool_role(graph: Graph, plan: Plan, buffer: Buffer) -> str:
     if tensor is None:
         return Role.WORKSPACE.value
     if tensor.role not in (Role.ACTIVATION, Role.INPUT):
-        return tensor.role.value
+        return str(tensor.role.value)
     if buffer.instance > 0:
         return "prefetched"
     return OFFLOADED if buffer.tensor in plan.offload else KEPT

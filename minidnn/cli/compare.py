@@ -1,0 +1,110 @@
+"""`minidnn compare MODEL`: run every mode for real, and verify that all compute the same gradients, bit for bit."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from minidnn import nn, optim
+from minidnn.cli.comparing import add_outputs, check_schedules, modes_of, options_of, rows, say_table, write_files
+from minidnn.cli.options import Console, add_model, add_planning, count, natural
+from minidnn.data import Data, open_data
+from minidnn.device.base import Device
+from minidnn.device.open import open_device
+from minidnn.errors import ArgumentError
+from minidnn.models import create
+from minidnn.run.bound import iteration_bound
+from minidnn.run.compare import Experiment, GradientMismatch, measure, mismatches
+
+EXAMPLE = "minidnn compare vgg11 --input 3x32x32 --batch 8 --device host --html report.html"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL, modes, data and device."""
+    add_model(parser)
+    run_group = parser.add_argument_group("run")
+    run_group.add_argument("--data", default="synthetic", metavar="D", help="as for train (default: synthetic)")
+    run_group.add_argument("--batch", type=count, default=16, metavar="N", help="images in a batch (default: 16)")
+    run_group.add_argument("--steps", type=count, default=2, metavar="S", help="steps to verify (default: 2)")
+    run_group.add_argument("--device", default="auto", metavar="D", help="auto, host, cuda or cuda:1 (default: auto)")
+    run_group.add_argument("--seed", type=natural, default=0, metavar="N", help="of weights and data (default: 0)")
+    run_group.add_argument("--interleaving", default="eager", choices=("eager", "lazy", "random", "threads"),
+                           help="how the host emulator orders its lanes (default: eager)")  # fmt: skip
+    add_planning(parser)
+    add_outputs(parser)
+
+
+def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Print and return one row per mode. Raises GradientMismatch (exit code 2) when a mode computed something else."""
+    modes = modes_of(args)
+    network, data = _network_and_data(args)
+    if len(data.train) < args.batch:
+        raise ArgumentError(f"--batch is {args.batch}; {data.name} has {len(data.train)} images")
+    experiment = Experiment(
+        network, nn.CrossEntropyLoss(), optim.SGD(0.01, momentum=0.9), _batches(data, args.batch, args.steps),
+        args.precision, args.target, args.seed,
+    )  # fmt: skip
+    opener = _opener(args)
+    with opener() as device:
+        name, profile_source = device.name, device.kind
+    title = f"{args.model}, batch {args.batch}, {args.precision}, device {name}"
+    console.say(title)
+    results = []
+    for result in measure(experiment, modes, opener, options_of(args)):
+        console.say(f"  {result.mode}: {'done' if result.fits else 'does not fit'}")
+        if result.schedule is not None:
+            with opener() as device:
+                profile = device.profile(result.schedule.graph)
+            known = profile.link is not None
+            bound = iteration_bound(result.schedule.graph, profile, args.budget) if known else None
+            result.more["lower_bound_ms"] = bound.ms(2) if bound else None
+        results.append(result)
+    say_table(results, console)
+    if args.check:
+        check_schedules(results, console)
+    wrong = mismatches(results)
+    if not wrong and any(r.fits for r in results):
+        console.say("gradients of all modes: bit-equal to base with the same algorithms")
+    write_files(args, title, results)
+    if wrong:
+        raise GradientMismatch(f"gradients differ from base with the same algorithms in {', '.join(wrong)}")
+    return {
+        "model": args.model, "batch": args.batch, "steps": args.steps, "data": args.data, "device": name,
+        "kind": profile_source, "precision": args.precision, "budget": args.budget, "order": args.order,
+        "fit": args.fit, "placement": args.placement, "seed": args.seed, "modes": rows(results),
+    }  # fmt: skip
+
+
+def _network_and_data(args: argparse.Namespace) -> tuple[Callable[[], nn.Sequential], Data]:
+    shape = args.input or create(args.model).input_shape
+    spec = args.data
+    if spec == "synthetic" and shape is not None:
+        classes = create(args.model, input_shape=shape).infer((1, *shape))[-1]
+        spec = f"synthetic:classes={classes},length={args.batch * args.steps}"
+    data = open_data(spec, input_shape=shape, seed=args.seed)
+    return partial(create, args.model, num_classes=data.classes, input_shape=args.input or data.input_shape), data
+
+
+def _batches(data: Data, batch: int, steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The first batches, starting over where the data end."""
+    batches = []
+    for step in range(steps):
+        indices = np.arange(step * batch, (step + 1) * batch) % len(data.train)
+        x, y = np.empty((batch, *data.input_shape), np.float32), np.empty(batch, np.int64)
+        data.train.read(indices, x, y)
+        batches.append((x, y))
+    return batches
+
+
+def _opener(args: argparse.Namespace) -> Callable[[], Device]:
+    if args.interleaving != "eager":
+        if args.device not in ("host", "auto"):
+            raise ArgumentError(f"--interleaving is {args.interleaving!r}; it is the host emulator's: use --device host")
+        from minidnn.device.host import HostDevice
+
+        return partial(HostDevice, args.interleaving, args.seed)
+    return partial(open_device, args.device, precision=args.precision, deterministic=True)

@@ -1,0 +1,84 @@
+"""What `compare` and `simulate` share: the list of modes, and the table, plots and page that both write."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minidnn.cli.options import Console
+from minidnn.errors import ArgumentError
+from minidnn.plan.registry import parse_mode
+from minidnn.run.choose import Options
+from minidnn.run.compare import DEFAULT_MODES, ModeResult
+from minidnn.run.timeline import save_trace
+
+MODES_HELP = "memory modes, separated by commas (default: those of the vDNN papers, and keep)"
+
+
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    """`--modes` and the files to write."""
+    parser.add_argument("--modes", metavar="LIST", help=MODES_HELP)
+    parser.add_argument("--check", action="store_true", help="verify each schedule with the independent checker")
+    files = parser.add_argument_group("files")
+    files.add_argument("--plot", metavar="PNG", help="draw the timelines of all modes below each other")
+    files.add_argument("--trace", metavar="JSON", help="write the timelines for chrome://tracing or Perfetto")
+    files.add_argument("--html", metavar="FILE", help="write one page with table, timelines and memory maps")
+
+
+def modes_of(args: argparse.Namespace) -> tuple[str, ...]:
+    """The modes asked for; each is parsed at once, so that a typing error costs no run."""
+    modes = DEFAULT_MODES if args.modes is None else tuple(filter(None, re.split(r"[,\s]+", args.modes)))
+    if not modes:
+        raise ArgumentError(f"--modes is {args.modes!r}; name at least one mode, such as base,vdnn++:conv(p)")
+    for mode in modes:
+        parse_mode(mode)
+    return tuple(dict.fromkeys(modes))
+
+
+def options_of(args: argparse.Namespace) -> Options:
+    """Order, fit, placement and budget as typed."""
+    return Options(args.order, args.fit, args.placement, args.budget)
+
+
+def check_schedules(results: Sequence[ModeResult], console: Console) -> None:
+    """Run the independent checker over what was planned. Raises ScheduleError."""
+    from minidnn.schedule.check import verify
+
+    for result in results:
+        if result.schedule is not None:
+            verify(result.schedule)
+    console.say("checker: every schedule is right at every speed")
+
+
+def write_files(args: argparse.Namespace, title: str, results: Sequence[ModeResult]) -> None:
+    """Write what `--plot`, `--trace` and `--html` ask for."""
+    timelines = {r.mode: r.timeline for r in results if r.timeline is not None and r.fits}
+    if args.trace is not None:
+        save_trace(timelines, Path(args.trace))
+    if args.plot is not None:
+        from minidnn.report import timeline_plot
+
+        timeline_plot(timelines, Path(args.plot), title=title)
+    if args.html is not None:
+        from minidnn.report import html_report
+
+        maps = {r.mode: r.schedule for r in results if r.schedule is not None and r.schedule.placement == "planned"}
+        Path(args.html).write_text(html_report(title, rows(results), timelines, maps), encoding="utf-8")
+
+
+def rows(results: Sequence[ModeResult]) -> list[dict[str, Any]]:
+    """One dict per mode."""
+    return [r.as_dict() for r in results]
+
+
+def say_table(results: Sequence[ModeResult], console: Console) -> None:
+    """Print the table, and why a mode does not fit."""
+    from minidnn.report import modes_table
+
+    console.say(modes_table(rows(results)))
+    for result in results:
+        if result.reason:
+            console.say(f"{result.mode}: {result.reason}")

@@ -1,0 +1,55 @@
+"""`minidnn simulate MODEL`: predict time, stalls and memory of each mode on a named GPU, or with a measured profile."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from minidnn.cli.comparing import add_outputs, check_schedules, modes_of, options_of, rows, say_table, write_files
+from minidnn.cli.options import Console, add_model, add_planning
+from minidnn.cli.planning import add_source, profile_for, training_graph
+from minidnn.errors import ArgumentError
+from minidnn.run.bound import iteration_bound
+from minidnn.run.compare import predict
+from minidnn.schedule.actions import COMPUTE
+
+EXAMPLE = "minidnn simulate vgg16 --batch 64 --gpu gtx1080ti --html report.html"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL, modes, and what to predict with."""
+    add_model(parser)
+    add_source(parser)
+    add_planning(parser)
+    add_outputs(parser)
+
+
+def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Print and return one row per mode."""
+    if args.profile is None and args.gpu is None:
+        raise ArgumentError("simulate needs times: give --gpu NAME (such as gtx1080ti or h100) or --profile FILE")
+    modes = modes_of(args)
+    graph = training_graph(args)
+    profile = profile_for(args, graph)
+    if args.budget is None and args.gpu is not None:
+        from minidnn.profile.gpus import named_gpu
+
+        args.budget = named_gpu(args.gpu).memory_bytes
+    title = f"{args.model}, batch {args.batch}, {args.precision}, {profile.source}"
+    console.say(title)
+    results = []
+    bound = iteration_bound(graph, profile, args.budget)
+    for result in predict(graph, modes, profile, options_of(args)):
+        two_lanes = result.schedule is not None and len(set(result.schedule.lanes) - {"host", COMPUTE}) > 1
+        result.more["lower_bound_ms"] = bound.ms(2 if two_lanes else 1)
+        results.append(result)
+    say_table(results, console)
+    console.say(f"lower bound: {bound.ms(1):.2f} ms with one copy lane, {bound.ms(2):.2f} ms with two")
+    if args.check:
+        check_schedules(results, console)
+    write_files(args, title, results)
+    return {
+        "model": args.model, "batch": args.batch, "precision": args.precision, "target": graph.target.name,
+        "profile": profile.source, "budget": args.budget, "order": args.order, "fit": args.fit,
+        "placement": args.placement, "lower_bound_ms": bound.ms(2), "modes": rows(results),
+    }  # fmt: skip

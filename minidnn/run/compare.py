@@ -1,0 +1,175 @@
+"""Memory modes side by side: predicted by the simulator, or run for real and checked against `base`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from minidnn.device.base import Device
+from minidnn.errors import BudgetError, MiniDnnError
+from minidnn.graph.graph import Graph
+from minidnn.nn.loss import Loss
+from minidnn.nn.sequential import Sequential
+from minidnn.optim import Optimizer
+from minidnn.profile.profile import Profile
+from minidnn.run.choose import Options, choose
+from minidnn.run.record import Recorder
+from minidnn.run.simulator import simulate
+from minidnn.run.timeline import Timeline
+from minidnn.run.trainer import Trainer
+from minidnn.schedule.actions import Schedule
+
+SETS = ("all", "conv", "aconv")
+DEFAULT_MODES = (
+    "base(p)", "base(m)", "keep(p)",
+    *(f"{family}:{chosen}({rule})" for rule in "pm" for chosen in SETS for family in ("vdnn", "vdnn++")),
+    "vdnn:dyn", "vdnn++:dyn",
+)  # fmt: skip
+"""The modes of the vDNN papers, and `keep` beside `base`."""
+
+
+@dataclass
+class ModeResult:
+    """One mode. Times in ms (None where it does not fit), sizes in bytes; `peak_bytes` of a mode that does not fit is
+    the smallest that it needs. `stall_ms` by cause: "offload", "prefetch", "memory"."""
+
+    mode: str
+    fits: bool
+    peak_bytes: int
+    iteration_ms: float | None = None
+    stall_ms: Mapping[str, float] | None = None
+    pool_bytes: int | None = None
+    pinned_bytes: int | None = None
+    offloaded_bytes: int | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+    timeline: Timeline | None = None
+    schedule: Schedule | None = None
+    reason: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON and tables."""
+        keys = (
+            "mode", "iteration_ms", "stall_ms", "peak_bytes", "pool_bytes", "pinned_bytes", "offloaded_bytes", "fits"
+        )
+        return {key: getattr(self, key) for key in keys} | self.more
+
+
+def predict(graph: Graph, modes: Sequence[str], profile: Profile, options: Options) -> Iterator[ModeResult]:
+    """Simulate each mode with a profile that has times and a link."""
+    for mode in modes:
+        try:
+            schedule = choose(graph, mode, profile, options, score=lambda s: simulate(s, profile).iteration_ms)
+        except BudgetError as error:
+            yield _refused(mode, error)
+            continue
+        found = simulate(schedule, profile)
+        alive = not found.dead_end
+        yield ModeResult(
+            mode, alive, found.peak_bytes, found.iteration_ms if alive else None, found.stall_ms if alive else None,
+            schedule.pool_bytes, found.pinned_bytes, found.offloaded_bytes, timeline=found.timeline, schedule=schedule,
+            reason=found.dead_end,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What `measure` runs: a fresh network per mode, the same batches, weights and seed for all."""
+
+    network: Callable[[], Sequential]
+    loss: Loss
+    optimizer: Optimizer
+    batches: Sequence[tuple[np.ndarray, np.ndarray]]
+    precision: str = "fp32"
+    target: str | None = None
+    seed: int = 0
+
+
+def measure(
+    experiment: Experiment, modes: Sequence[str], device: Callable[[], Device], options: Options, timed_steps: int = 3
+) -> Iterator[ModeResult]:
+    """Run each mode on a device of its own for all batches, then `timed_steps` more for the times.
+
+    `more` gets `loss` (of the last batch), `gradient_sha256` (fp32, PyTorch's layout, parameter order, all steps) and
+    `matches_base`: whether that digest is the one of base with the same algorithms.
+    """
+    reference: dict[tuple[tuple[str, str], ...], str] = {}
+    for mode in modes:
+        try:
+            result = _run(experiment, mode, device, options, timed_steps)
+        except BudgetError as error:
+            yield _refused(mode, error)
+            continue
+        assert result.schedule is not None
+        algorithms = tuple(sorted((name, a.name) for name, a in result.schedule.plan.algorithms.items()))
+        if algorithms not in reference:
+            reference[algorithms] = _reference(experiment, mode, result, device)
+        result.more["matches_base"] = result.more["gradient_sha256"] == reference[algorithms]
+        yield result
+
+
+def _run(
+    experiment: Experiment, mode: str, device: Callable[[], Device], options: Options, timed_steps: int
+) -> ModeResult:
+    with device() as opened, _trainer(experiment, mode, opened, options) as trainer:
+        observer = trainer.observe_gradients()
+        losses = [trainer.step(x, y).loss for x, y in experiment.batches]
+        digest = observer.sha256
+        trainer.programs.forget(observer)
+        x, y = experiment.batches[0]
+        times = []
+        for _ in range(timed_steps):
+            began = time.perf_counter()
+            trainer.step(x, y)
+            times.append((time.perf_counter() - began) * 1e3)
+        recorder = Recorder(trainer.executor(len(x)))
+        recorder.begin()
+        trainer.step(x, y)
+        timeline, schedule = recorder.end(), trainer.schedule
+        return ModeResult(
+            mode, True, schedule.peak_bytes, float(np.median(times)), timeline.stall_ms, schedule.pool_bytes,
+            schedule.pinned_bytes, schedule.offloaded_bytes, {"loss": losses[-1], "gradient_sha256": digest},
+            timeline, schedule,
+        )  # fmt: skip
+
+
+def _trainer(experiment: Experiment, mode: str, device: Device, options: Options) -> Trainer:
+    return Trainer(
+        experiment.network(), experiment.loss, experiment.optimizer, len(experiment.batches[0][0]), memory=mode,
+        budget=options.budget, device=device, precision=experiment.precision, target=experiment.target,
+        order=options.order, fit=options.fit, placement=options.placement, seed=experiment.seed,
+        algorithms=options.algorithms,
+    )  # fmt: skip
+
+
+def _reference(
+    experiment: Experiment, mode: str, result: ModeResult, device: Callable[[], Device]
+) -> str:
+    """The digest of base with the algorithms of a mode's plan."""
+    if mode.startswith("base"):
+        return str(result.more["gradient_sha256"])
+    assert result.schedule is not None
+    fixed = Options(algorithms=result.schedule.plan.algorithms)
+    with device() as opened, _trainer(experiment, "base(m)", opened, fixed) as trainer:
+        observer = trainer.observe_gradients()
+        for x, y in experiment.batches:
+            trainer.step(x, y)
+        return observer.sha256
+
+
+def _refused(mode: str, error: BudgetError) -> ModeResult:
+    if error.needed is None:
+        raise error
+    return ModeResult(mode, False, error.needed, reason=str(error))
+
+
+def mismatches(results: Sequence[ModeResult]) -> list[str]:
+    """Modes whose gradients are not those of base, bit for bit."""
+    return [r.mode for r in results if r.more.get("matches_base") is False]
+
+
+class GradientMismatch(MiniDnnError):
+    """A memory mode computed other gradients than base with the same algorithms."""
