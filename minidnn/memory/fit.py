@@ -69,44 +69,42 @@ class WorstFit(Fit):
         return found[0] if found else None
 
 
-class HighEnd(Fit):
-    """vDNN++, section IV-B: requests of one role go to the top end, all others best-fit and low.
+class HighEnd(BestFit):
+    """vDNN++, section IV-B, as its name says and as Table V was made: activations that are *not* offloaded go to the
+    top end of the rightmost free block, everything else best-fit and low.
 
-    "The top" is the rightmost free block alone, as in the paper's experiments: where it is too small the request fails,
-    even if another block would do.
+    Where the rightmost block is too small the request fails, even if another block would do.
     """
 
-    high: ClassVar[str]
+    name = "high-end"
 
     def choose(self, free: FreeList, nbytes: int, role: str) -> int | None:
-        if role != self.high:
-            found = free.smallest(nbytes)
-            return found[0] if found else None
+        if role != KEPT:
+            return super().choose(free, nbytes, role)
         last = free.last
         return last[0] + last[1] - nbytes if last and last[1] >= nbytes else None
 
     def reach(self, free: FreeList, role: str) -> int:
-        if role != self.high:
+        if role != KEPT:
             return free.largest
         return free.last[1] if free.last else 0
 
 
-class HighEndKept(HighEnd):
-    """As the heuristic is named, and as Table V was made: activations that are *not* offloaded lie at the top."""
-
-    name = "high-end"
-    high = KEPT
-
-
-class HighEndOffloaded(HighEnd):
-    """As the section's text says: activations that will be offloaded lie at the top."""
+class HighEndOffloaded(BestFit):
+    """vDNN++, section IV-B, as its text says: activations that will be offloaded go to the highest address where there
+    is room, everything else best-fit and low."""
 
     name = "high-end-offloaded"
-    high = OFFLOADED
+
+    def choose(self, free: FreeList, nbytes: int, role: str) -> int | None:
+        if role != OFFLOADED:
+            return super().choose(free, nbytes, role)
+        found = free.highest(nbytes)
+        return found[0] + found[1] - nbytes if found else None
 
 
 FITS: Mapping[str, Fit] = MappingProxyType(
-    {f.name: f for f in (BestFit(), FirstFit(), ExactThenFirst(), WorstFit(), HighEndKept(), HighEndOffloaded())}
+    {f.name: f for f in (BestFit(), FirstFit(), ExactThenFirst(), WorstFit(), HighEnd(), HighEndOffloaded())}
 )
 """The heuristics by name."""
 

@@ -108,6 +108,14 @@ class FreeList:
                 return next(a for a in self._segments[i] if self._nbytes[a] >= nbytes)
         return None
 
+    def highest(self, nbytes: int) -> tuple[int, int] | None:
+        """The block (address, nbytes) with the highest address among those with `nbytes` or more."""
+        for i in range(len(self._maxima) - 1, -1, -1):
+            if self._maxima[i] >= nbytes:
+                address = next(a for a in reversed(self._segments[i]) if self._nbytes[a] >= nbytes)
+                return address, self._nbytes[address]
+        return None
+
     def smallest(self, nbytes: int) -> tuple[int, int] | None:
         """The smallest block (address, nbytes) with `nbytes` or more; of equal ones the lowest address."""
         i = bisect_left(self._by_size, nbytes << SHIFT)

@@ -91,7 +91,7 @@ def check_host_limits(nbytes: int, locked: bool = False, root: Path = Path("/"))
     """Raises OutOfPinnedMemory where `nbytes` more do not fit in free memory or in the memory cgroup's limit.
 
     With `locked`, RLIMIT_MEMLOCK counts too. It binds `mlock`, not the plain memory of the host device, and NVIDIA's
-    driver does not charge it (an unprivileged process with a limit of 64 KiB registers 256 MiB; driver 580, Linux 6.18).
+    driver does not charge it (seen with driver 580: an unprivileged process limited to 64 KiB registers 256 MiB).
     `root` is where /proc and /sys are found.
     """
     limits = [*host_limits(root), *(locked_limit(root) if locked else ())]

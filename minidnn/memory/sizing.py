@@ -20,7 +20,7 @@ from minidnn.units import format_size, round_up
 
 @dataclass(frozen=True)
 class Sizing:
-    """A pool that serves a trace: its heuristic, bytes, the offset of each id, and how often the search started again."""
+    """A pool that serves a trace: its heuristic, bytes, the offset of each id, and the number of restarts."""
 
     fit: str
     nbytes: int
@@ -47,32 +47,38 @@ def smallest_pool(trace: Trace, fit: Fit | str = "best-fit", start: int | None =
     """
     heuristic = named_fit(fit) if isinstance(fit, str) else fit
     size = round_up(aggregate_peak(trace) if start is None else start, GRANULARITY)
-    enough = sum(round_up(e.nbytes, GRANULARITY) for e in trace if isinstance(e, Allocate))
-    restarts = 0
-    while True:
-        pool = Pool(size, heuristic)
-        blocks: dict[str, Block] = {}
-        missing = 0
-        for event in trace:
-            if not isinstance(event, Allocate):
-                pool.free(blocks[event.id])
-                continue
-            block = pool.try_allocate(event.nbytes, event.role, event.id)
-            if block is None:
-                # The request itself is not rounded up here, so it may seem to fit: enlarge by something all the same.
-                missing = max(event.nbytes - pool.reach(event.role), 1)
-                break
-            blocks[event.id] = block
-        if not missing:
-            return Sizing(heuristic.name, size, {id: block.address for id, block in blocks.items()}, restarts)
-        if size >= max(enough, start or 0):
-            # Even with room for all requests side by side it fails, and more room would only make the middle wider.
+    blocks, failed, missing = _serve(trace, Pool(size, heuristic))
+    if failed:
+        # In a pool with room for all requests side by side, twice, the free middle is always the largest block: more
+        # room changes nothing, so what fails there fails everywhere and the search would not end.
+        enough = sum(round_up(event.nbytes, GRANULARITY) for event in trace if isinstance(event, Allocate))
+        hopeless = _serve(trace, Pool(2 * enough, heuristic))[1]
+        if hopeless:
             raise BudgetError(
-                f"{heuristic.name} serves {format_size(event.nbytes)} for {event.id} from no size of pool; "
-                f"choose another of {', '.join(FITS)}"
+                f"{heuristic.name} serves {format_size(hopeless.nbytes)} for {hopeless.id} from no size of pool; "
+                f"choose another fit"
             )
+    restarts = 0
+    while failed:
         size = round_up(size + missing, GRANULARITY)
         restarts += 1
+        blocks, failed, missing = _serve(trace, Pool(size, heuristic))
+    return Sizing(heuristic.name, size, {id: block.address for id, block in blocks.items()}, restarts)
+
+
+def _serve(trace: Trace, pool: Pool) -> tuple[dict[str, Block], Allocate | None, int]:
+    """Blocks by id up to the request that failed, that request, and the bytes that were missing for it."""
+    blocks: dict[str, Block] = {}
+    for event in trace:
+        if not isinstance(event, Allocate):
+            pool.free(blocks[event.id])
+            continue
+        block = pool.try_allocate(event.nbytes, event.role, event.id)
+        if block is None:
+            # At least 1, lest a heuristic that refuses what it could reach keep the search where it is.
+            return blocks, event, max(event.nbytes - pool.reach(event.role), 1)
+        blocks[event.id] = block
+    return blocks, None, 0
 
 
 def smallest_over(traces: Mapping[str, Trace], fits: Iterable[str] = tuple(FITS)) -> tuple[str, Sizing]:

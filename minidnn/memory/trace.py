@@ -90,9 +90,9 @@ def save_trace(trace: Iterable[Event], path: Path) -> None:
 def load_trace(path: Path) -> Trace:
     """Read a trace, ours or another program's. Raises DataError with the line's number and what is wrong with it."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the trace {path}: {error}") from None
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(f"cannot read the trace {path}: {error.strerror}") from None
     events = [_parse(line, f"{path} line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not events:
         raise DataError(f"the trace {path} is empty; it needs one JSON object a line, allocate or free")
@@ -111,11 +111,11 @@ def _as_json(event: Event) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value != "" or key not in ("role", "position")}
 
 
-def _parse(line: str, where: str) -> Event:
+def _parse(line: bytes, where: str) -> Event:
     try:
-        fields = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where} is not JSON ({error.msg}, column {error.colno}); write one object a line") from None
+        fields = json.loads(line.decode())
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or beyond Python's limits
+        raise DataError(f"{where} is not JSON ({error}); write one object a line") from None
     if not isinstance(fields, dict) or ("allocate" in fields) == ("free" in fields):
         raise DataError(f'{where} must be an object with either "allocate" or "free", an id')
     kind = "allocate" if "allocate" in fields else "free"

@@ -189,6 +189,7 @@ class VerifiedPool(Wrapper):
             if block is None or block is NULL:
                 return block
             if block.address + block.nbytes > len(self._memory):
+                self.upstream.free(block)
                 raise PoolError(f"block at {block.address:#x} ends behind the {len(self._memory)} bytes of the memory")
             self._serial += 1
             pattern = self._serial.to_bytes(8, "little") * (block.nbytes // 8)

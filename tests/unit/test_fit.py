@@ -1,0 +1,98 @@
+"""Each heuristic on a list of free blocks that tells them apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from minidnn.errors import ArgumentError
+from minidnn.memory.fit import FITS, Fit, named_fit
+from minidnn.memory.freelist import FreeList
+from minidnn.memory.pool import Pool
+from minidnn.memory.sizing import smallest_pool
+from minidnn.memory.trace import Allocate
+
+
+def free_list(*blocks: tuple[int, int]) -> FreeList:
+    free = FreeList()
+    for address, nbytes in blocks:
+        free.add(address, nbytes)
+    return free
+
+
+BLOCKS = ((0, 6), (10, 3), (20, 9), (30, 3), (40, 9), (50, 2))
+
+
+@pytest.mark.parametrize(
+    ("fit", "role", "addresses"),
+    [
+        # requests of                    1   2   3   4   7   10
+        ("best-fit", "kept", (50, 50, 10, 0, 20, None)),
+        ("first-fit", "kept", (0, 0, 0, 0, 20, None)),
+        ("exact-then-first", "kept", (0, 50, 10, 0, 20, None)),
+        ("worst-fit", "kept", (20, 20, 20, 20, 20, None)),
+        ("high-end", "kept", (51, 50, None, None, None, None)),
+        ("high-end", "offloaded", (50, 50, 10, 0, 20, None)),
+        ("high-end", "gradient", (50, 50, 10, 0, 20, None)),
+        ("high-end-offloaded", "offloaded", (51, 50, 46, 45, 42, None)),
+        ("high-end-offloaded", "kept", (50, 50, 10, 0, 20, None)),
+    ],
+)
+def test_the_address_each_heuristic_chooses(fit: str, role: str, addresses: tuple[int | None, ...]) -> None:
+    free = free_list(*BLOCKS)
+    assert tuple(named_fit(fit).choose(free, n, role) for n in (1, 2, 3, 4, 7, 10)) == addresses
+
+
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("role", ["kept", "offloaded", ""])
+def test_reach_is_the_largest_request_that_would_be_served(fit: str, role: str) -> None:
+    for blocks in (BLOCKS, BLOCKS[:1], ()):
+        free = free_list(*blocks)
+        reach = named_fit(fit).reach(free, role)
+        assert reach == max((n for n in range(1, 20) if named_fit(fit).choose(free, n, role) is not None), default=0)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ArgumentError, match=r"fit is 'buddy'; choose one of best-fit, first-fit, .*high-end-offloaded"):
+        Pool(512, "buddy")
+
+
+def test_a_new_heuristic_is_one_small_class() -> None:
+    class LastFit(Fit):
+        name = "last-fit"
+
+        def choose(self, free: FreeList, nbytes: int, role: str) -> int | None:
+            found = free.highest(nbytes)
+            return found[0] if found else None
+
+    pool = Pool(4 * 512, LastFit())
+    a, _, c = (pool.allocate(512) for _ in range(3))
+    pool.free(a)
+    pool.free(c)
+    assert pool.allocate(512).address == 2 * 512
+    assert smallest_pool((Allocate("x", 512),), LastFit()).fit == "last-fit"
+
+
+def test_free_list_keeps_totals_and_both_orders_through_many_changes() -> None:
+    free, known = FreeList(), {}
+    for i in range(400):
+        address, nbytes = i * 7919 % 4001 * 10, 1 + i * 31 % 9
+        free.add(address, nbytes)
+        known[address] = nbytes
+    for address in sorted(known)[::3]:
+        assert free.remove(address) == known.pop(address)
+    for address in sorted(known)[::4]:
+        free.resize(address, address + 1, 9)
+        del known[address]
+        known[address + 1] = 9
+    assert list(free) == sorted(known.items())
+    assert len(free) == len(known)
+    assert free.total == sum(known.values())
+    assert free.largest == 9
+    assert free.last == max(known.items())
+    for nbytes in range(1, 11):
+        fitting = {a: n for a, n in known.items() if n >= nbytes}
+        assert free.first(nbytes) == min(fitting, default=None)
+        assert free.highest(nbytes) == max(fitting.items(), default=None)
+        assert free.smallest(nbytes) == min(fitting.items(), key=lambda b: (b[1], b[0]), default=None)
+    assert free.before(-1) is None
+    assert free.before(10**6) == free.last
