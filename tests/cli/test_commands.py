@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -84,7 +85,8 @@ def test_quiet_prints_nothing(command: list[str]) -> None:
 @pytest.mark.parametrize("command", ["models", "models --json", "--help", "train --help"])
 def test_a_reader_that_has_gone_is_no_error(command: str) -> None:
     line = f"{' '.join(COMMAND)} {command} | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=ROOT)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=ROOT, env=buffered)
     assert (done.returncode, done.stderr) == (0, "")
 
 

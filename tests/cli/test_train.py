@@ -94,35 +94,36 @@ def test_resume_goes_on_exactly(tmp_path: Path) -> None:
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
-def interrupted(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """A long run after Ctrl-C in its first steps."""
+def interrupt(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a long run that gets Ctrl-C in its first steps."""
     log = folder / "log.jsonl"
     command = [*COMMAND, *DIGITS, "--epochs", "10000", "--log", str(log), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    until = time.monotonic() + 120
-    while not (log.exists() and log.read_text().count("\n") > 2) and time.monotonic() < until:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    return process
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            until = time.monotonic() + 60
+            while not (log.exists() and log.read_text().count("\n") > 2) and time.monotonic() < until:
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    return process.returncode, out, err
 
 
 def test_ctrl_c_finishes_the_iteration_saves_and_exits_130(tmp_path: Path) -> None:
-    process = interrupted(tmp_path, "--json", "--checkpoint", str(tmp_path / "saved"))
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 130
+    code, out, err = interrupt(tmp_path, "--json", "--checkpoint", str(tmp_path / "saved"))
+    assert code == 130
     assert err == "minidnn: finishing this iteration; Ctrl-C again stops at once\n"
     found = json.loads(out)
     assert found["interrupted"] is True
     assert found["test_accuracy"] is None
-    steps = found["steps"]
-    succeed(*DIGITS, "--steps", str(steps), "--checkpoint", str(tmp_path / "whole"))
+    succeed(*DIGITS, "--steps", str(found["steps"]), "--checkpoint", str(tmp_path / "whole"))
     assert weights(tmp_path / "saved") == weights(tmp_path / "whole")
 
 
 def test_a_run_without_checkpoint_stops_on_ctrl_c_too(tmp_path: Path) -> None:
-    process = interrupted(tmp_path, "--quiet")
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, out) == (130, "")
+    code, out, err = interrupt(tmp_path, "--quiet")
+    assert (code, out) == (130, "")
     assert "Traceback" not in err
 
 
