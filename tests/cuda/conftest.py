@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from minidnn.ops.kernels import Library
 from tests.cuda.support import Cuda, Emulated, Place, why_no_cuda, why_no_emulator
+
+
+@pytest.fixture(scope="session")
+def cuda_kernels() -> Library:
+    """The kernels, compiled once for all tests."""
+    from minidnn.ops.kernels import Kernels
+
+    return Kernels()
 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -18,7 +27,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     if request.param == "emulated":
         yield Emulated()
         return
-    device = Cuda()
+    device = Cuda(request.getfixturevalue("cuda_kernels"))
     yield device
     device.close()
 
@@ -29,6 +38,7 @@ def cuda(request: pytest.FixtureRequest) -> Iterator[Cuda]:
     reason = why_no_cuda()
     if reason:
         pytest.skip(reason)
-    device = Cuda(request.getfixturevalue("precision") if "precision" in request.fixturenames else "fp32")
+    precision = request.getfixturevalue("precision") if "precision" in request.fixturenames else "fp32"
+    device = Cuda(request.getfixturevalue("cuda_kernels"), precision, libraries=True)
     yield device
     device.close()

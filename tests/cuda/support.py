@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -147,30 +148,29 @@ def why_no_cuda() -> str | None:
 
 
 class Cuda:
-    """Arrays in device memory; kernels and libraries as the device has them."""
+    """Arrays in device memory; kernels, and with `libraries` cuDNN and cuBLAS, as the device has them."""
 
-    def __init__(self, precision: str = "fp32", deterministic: bool = False) -> None:
+    def __init__(self, kernels: Library, precision: str = "fp32", libraries: bool = False) -> None:
         import cupy
-
-        from minidnn.ops.blas import Blas
-        from minidnn.ops.cudnn_ops import Plans
-        from minidnn.ops.kernels import Kernels
 
         self.cupy = cupy
         self.memory: dict[int, tuple[Any, Tensor]] = {}
-        kernels: Library = Kernels()
         scratch = self.empty((SCRATCH_BYTES // 4,), "float32")
         place = (scratch.address, SCRATCH_BYTES)
-        plans = Plans(0, PlanStore(None), deterministic, build_seconds=0.5)
-        self.context = Context(kernels, 0, place, precision, deterministic, Blas(0, place), plans)
+        self.context = Context(kernels, 0, place, precision)
+        if libraries:
+            from minidnn.ops.blas import Blas
+            from minidnn.ops.cudnn_ops import Plans
+
+            plans = Plans(0, PlanStore(None), build_seconds=0.5)
+            self.context = replace(self.context, blas=Blas(0, place), plans=plans)
 
     def close(self) -> None:
         """Give the libraries' handles back."""
-        assert self.context.blas is not None
-        assert self.context.plans is not None
         self.check()
-        self.context.blas.close()
-        self.context.plans.close()
+        if self.context.blas is not None and self.context.plans is not None:
+            self.context.blas.close()
+            self.context.plans.close()
 
     def put(self, value: np.ndarray, layout: str = "NCHW", dtype: str | None = None) -> Array:
         t = tensor_of(value.shape, dtype or str(value.dtype), layout)
