@@ -134,7 +134,11 @@ class Plans:
             yield Built(Algorithm(name, workspace, None, deterministic), graph, index, seconds)
 
     def _compiles(self, graph: Any, index: int) -> bool:
-        notes = graph.get_behavior_notes_for_plan_at_index(index)
+        """Whether building the plan compiles code (seconds)."""
+        try:
+            notes = graph.get_behavior_notes_for_plan_at_index(index)
+        except Exception:  # a plan that was deselected has none, and costs nothing to try
+            return False
         return self._cudnn.behavior_note.RUNTIME_COMPILATION in notes
 
     # -- graphs --------------------------------------------------------------------------------------------------------
@@ -222,7 +226,7 @@ class Plans:
             return None
         graph = self._cudnn.pygraph(handle=self._handle)
         try:
-            graph.deserialize(self._handle, blob)
+            graph.deserialize(self._handle, list(blob))
         except Exception:  # written by another build of the library: build it anew
             return None
         known = next(a for a in self.store.algorithms(problem.key) if a.name == algorithm)
