@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -94,7 +95,8 @@ class Plans:
             found.setdefault(name, built.algorithm)
             self._built.setdefault((problem.key, name), built)
             if built.build_seconds >= SLOW_BUILD:
-                blobs[name] = bytes(built.graph.serialize())
+                with suppress(Exception):  # not every engine can be written down; it is built again then
+                    blobs[name] = bytes(built.graph.serialize())
         algorithms = tuple(found.values())
         self.store.put(problem.key, algorithms, blobs)
         return algorithms
@@ -108,7 +110,7 @@ class Plans:
 
     def _candidates(self, problem: Problem) -> Iterator[Built]:
         for fused in (True, False) if problem.has_epilogue else (False,):
-            for deterministic in (True,) if self.deterministic else (True, False):
+            for deterministic in (True, False):  # the store keeps both kinds, whoever asks
                 yield from self._graph_plans(problem, fused, deterministic)
 
     def _graph_plans(self, problem: Problem, fused: bool, deterministic: bool) -> Iterator[Built]:
