@@ -103,7 +103,7 @@ def _batches(data: Data, batch: int, steps: int) -> list[tuple[np.ndarray, np.nd
 def _opener(args: argparse.Namespace) -> Callable[[], Device]:
     if args.interleaving != "eager":
         if args.device not in ("host", "auto"):
-            raise ArgumentError(f"--interleaving is {args.interleaving!r}; it is the host emulator's: use --device host")
+            raise ArgumentError(f"--interleaving is {args.interleaving!r}; only the host emulator has it")
         from minidnn.device.host import HostDevice
 
         return partial(HostDevice, args.interleaving, args.seed)

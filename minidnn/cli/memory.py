@@ -57,7 +57,8 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     check_rule(args.mode, profile)
     fit = args.fit or "best-fit"
     found, schedule = footprint(graph, args.mode, profile, order=args.order, fit=fit)
-    console.say(f"{args.model}, batch {args.batch}, {args.mode}, {args.order}, {graph.target.name} graph, {args.precision}")
+    graph_name = f"{graph.target.name} graph, {args.precision}"
+    console.say(f"{args.model}, batch {args.batch}, {args.mode}, {args.order}, {graph_name}")
     console.say(_table(found, fit))
     if args.save_trace is not None:
         save_trace(trace(graph, schedule.plan, schedule.actions), Path(args.save_trace))
