@@ -74,7 +74,7 @@ def _forward(
             skip = False
             continue
         out_shape = infer_at(path, layer, shape)
-        scope = Scope(writer, path, len(scopes), shape, x, x)
+        scope = Scope(writer, path, len(scopes), i, shape, x, x)
         scope.relu = layer.fuses_relu and i + 1 < len(leaves) and isinstance(leaves[i + 1][1], ReLU)
         front = scopes[-1][1] if scopes else None
         scope.mask_dx = bool(

@@ -53,7 +53,8 @@ class Writer:
 class Scope:
     """One layer's view while it writes its ops.
 
-    `shape` is the logical shape of the input (a flattened view keeps its tensor), `x` the input tensor, `y` the
+    `index` counts layers that own ops, `leaf` all of the network's, whatever the target makes of them. `shape` is the
+    logical shape of the input (a flattened view keeps its tensor), `x` the input tensor, `y` the
     output once the forward op is written. `relu`: a ReLU is fused behind the layer. `dy_masked`: the gradient
     that arrives is already zero where y <= 0. `mask_dx`: the gradient that the layer makes must be zero where x <= 0.
     """
@@ -61,6 +62,7 @@ class Scope:
     writer: Writer
     path: str
     index: int
+    leaf: int
     shape: tuple[int, ...]
     x: Tensor
     y: Tensor

@@ -139,7 +139,8 @@ class LocalResponseNorm(Layer):
 class Dropout(Layer):
     """Zeroes each value with probability `p` while training and scales the rest by 1 / (1 - p).
 
-    The bits are Philox(seed, step, micro-step, op, element): backward makes them again, nothing is saved.
+    The bits are Philox(seed, step, micro-step, op, element): backward makes them again, nothing is saved. The op is the
+    layer's position in the network, the same on every target.
     """
 
     kind = "dropout"
@@ -159,7 +160,7 @@ class Dropout(Layer):
         y = scope.activation(scope.x.shape, scope.x.layout)
         scope.emit(
             "forward", "dropout_forward", [("x", scope.x), ("scalars", scope.scalars())], [("y", y)],
-            p=self.p, op=scope.index,
+            p=self.p, op=scope.leaf,
         )  # fmt: skip
         return y
 
@@ -169,7 +170,7 @@ class Dropout(Layer):
         dx = scope.dx()
         scope.emit(
             "backward_data", "dropout_backward", [("dy", dy), ("scalars", scope.scalars())], [("dx", dx)],
-            p=self.p, op=scope.index,
+            p=self.p, op=scope.leaf,
         )  # fmt: skip
         return dx
 

@@ -24,9 +24,9 @@ def _in_place(loop: Callable[..., None], numbers: Sequence[float], gradient: Arr
 
 
 def _refresh(copies: Sequence[Array] | None, w: Sequence[Array]) -> None:
-    """Renew the bfloat16 copies that convolutions read."""
+    """Renew the bfloat16 copies that convolutions read: of the first weights in the list, biases have none."""
     if copies is not None:
-        for copy, weight in zip(copies, w, strict=True):
+        for copy, weight in zip(copies, w, strict=False):
             copy[...] = weight
 
 

@@ -103,6 +103,15 @@ def test_flatten_is_a_view_in_nchw_and_an_op_in_nhwc() -> None:
     assert reads(graph(target=BF16), "6:forward")["x"] == "5.y"
 
 
+def test_dropout_bits_do_not_depend_on_the_target() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Dropout(), nn.Linear(144, 3))
+    numbers = {
+        dict(op.attributes)["op"] for target in (Target(), NATIVE, BF16)
+        for op in graph(net, target).ops if op.function.startswith("dropout")
+    }  # fmt: skip
+    assert numbers == {2}, "the layer's position, not that among the layers that own ops"
+
+
 def test_inference_has_no_backward_and_uses_running_statistics() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(144, 3))
     g = build(net, None, (2, 3, 8, 8))
