@@ -104,7 +104,7 @@ class Trainer:
         self._owns_device = isinstance(device, str)
         mode = parse_mode(memory)
         options = Options(
-            order, fit, placement, None if budget is None else parse_size(budget, "budget"), algorithms or {}
+            order, fit, placement, None if budget is None else parse_size(budget, "budget"), algorithms=algorithms or {}
         )
         Target(target or "paper", precision)  # refuses other names before a device is opened
         net.initialize(seed)

@@ -28,12 +28,12 @@ def network() -> nn.Sequential:
     )  # fmt: skip
 
 
-def losses(device: HostDevice, precision: str, memory: str, steps: int = 12) -> list[float]:
+def losses(device: HostDevice, precision: str, memory: str, steps: int = 16) -> list[float]:
     data = open_data("digits").train
     x, y = np.empty((64, 1, 8, 8), np.float32), np.empty(64, np.int64)
     found = []
     with device, Trainer(
-        network(), nn.CrossEntropyLoss(), optim.SGD(0.05, momentum=0.9), 64, memory=memory, device=device,
+        network(), nn.CrossEntropyLoss(), optim.SGD(0.1, momentum=0.9), 64, memory=memory, device=device,
         precision=precision, seed=5,
     ) as trainer:  # fmt: skip
         for step in range(steps):
