@@ -6,9 +6,10 @@
 Each row is one element size, one way in which zeros lie (scattered, or in runs) and one density (share of values that
 are not zero). All functions of a row take turns, round after round, so that memcpy and the codec see the same machine;
 a rate is that of the best round, and the median is kept beside it. One core's rate is per second of its thread's own
-time, which other programs do not stretch; the rate of all cores is per second on the clock. Packed memory is re-used, as from the second
-training step on; "fresh" is the first step, where each page is new (with glibc). blosc2 (LZ4, shuffle, level 1, its
-fastest) is called as a user would; it is left out where it is not installed.
+time, which other programs do not stretch; the rate of all cores is per second on the clock, and worth what the load
+average beside it says. Packed memory is re-used, as from the second training step on; "fresh" is the first step, where
+each page is new (with glibc). blosc2 (LZ4, shuffle, level 1, its fastest) is called as a user would; it is left out
+where it is not installed.
 """
 
 from __future__ import annotations
@@ -275,7 +276,7 @@ def main() -> None:
         "run_length": RUN_LENGTH,
         "parts": max(codec.PARTS, CORES),
         "frac": codec.FRAC,
-        "load_average": [round(os.getloadavg()[0], 1)],  # before and after: above 0 and `cores`, others worked here too
+        "load_average": [round(os.getloadavg()[0], 1)],  # before and after
         "rows": [],
     }
     print(heading())
