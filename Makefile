@@ -9,13 +9,16 @@ WORKERS ?= 2
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 # A half-made environment has no stamp and is made anew; so is one whose Python has gone.
-$(shell $(PY) -c "import pip" >/dev/null 2>&1 || rm -f $(VENV)/.ready $(VENV)/.ready-for-tests)
+$(shell $(PY) -c "import pip" >/dev/null 2>&1 || rm -f $(VENV)/.ready*)
 
 .PHONY: demo test lint soak clean
 
-demo: $(VENV)/.ready
-	@$(ONE_THREAD) $(PY) -m minidnn train smallnet --data digits --batch 32 --epochs 10 --lr 0.05 --schedule cosine \
-		--device host
+demo: $(VENV)/.ready-for-demo
+	@$(PY) -m minidnn train smallnet --data digits --batch 64 --epochs 12 --device host
+	@mkdir -p out
+	@$(PY) -m minidnn compare smallvgg --data digits --batch 64 --device host --check --html out/compare.html
+	@$(PY) -m minidnn simulate vgg16 --batch 64 --gpu gtx1080ti --check --html out/simulate.html
+	@echo "reports: out/compare.html and out/simulate.html"
 
 test: lint
 	@$(ONE_THREAD) $(PY) -m pytest -q -n $(WORKERS) -m "not soak"
@@ -37,6 +40,10 @@ $(VENV)/.ready: pyproject.toml
 	@$(PYTHON) -m venv --clear $(VENV) \
 		|| { echo "python3 cannot make a virtual environment; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.ready-for-demo: $(VENV)/.ready
+	@$(PIP) -e ".[plot]"
 	@touch $@
 
 $(VENV)/.ready-for-tests: $(VENV)/.ready

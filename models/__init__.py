@@ -17,16 +17,17 @@ from typing import Any
 from minidnn import nn
 from minidnn.errors import ArgumentError, MiniDnnError
 from minidnn.models.alexnet import alexnet, alexnet_tv
-from minidnn.models.smallnet import smallnet
+from minidnn.models.smallnet import smallnet, smallvgg
 from minidnn.models.table3 import table3
 from minidnn.models.vgg import VARIANTS, vgg, vgg101
 
-__all__ = ["MODELS", "alexnet", "alexnet_tv", "create", "options", "resolve", "smallnet", "table3", "vgg", "vgg101"]
+__all__ = ["MODELS", "alexnet", "alexnet_tv", "create", "options", "resolve", "smallnet", "smallvgg", "table3", "vgg", "vgg101"]
 
 Factory = Callable[..., nn.Sequential]
 
 MODELS: dict[str, Factory] = {
     "smallnet": smallnet,
+    "smallvgg": smallvgg,
     "alexnet": alexnet,
     "alexnet_tv": alexnet_tv,
     **VARIANTS,
