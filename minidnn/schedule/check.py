@@ -110,8 +110,9 @@ class Walk:
             self.stays[buffer.key].content = Content(buffer.tensor, self.iteration, 0)
 
     def _outlives(self, name: str) -> bool:
-        """Whether the tensor's value goes on into the next iteration: weights do, this step's scalars do not."""
-        return name in self.graph.tensors and self.graph.is_persistent(name) and not self._from_host(name)
+        """Whether the value goes on into the next iteration: weights do, this batch's labels and loss do not."""
+        tensor = self.graph.tensors.get(name)
+        return tensor is not None and self.graph.is_persistent(name) and tensor.role not in FROM_HOST | {Role.LOSS}
 
     def _from_host(self, name: str) -> bool:
         tensor = self.graph.tensors.get(name)
