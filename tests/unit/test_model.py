@@ -87,6 +87,12 @@ def test_the_published_times_of_table_one_apply_to_table3_at_batch_32() -> None:
     assert profile.source == "published: vDNN++ Table I"
 
 
+def test_table_one_says_nothing_about_other_channels_of_the_same_size() -> None:
+    net = nn.Sequential(nn.Conv2d(16, 64, 3, padding=1), nn.MaxPool2d(224), nn.Flatten(), nn.Linear(64, 2))
+    graph = build(net, nn.CrossEntropyLoss(), (128, 16, 224, 224), optimizer=optim.SGD(0.1))
+    assert table1(graph).algorithms(graph, graph.ops[0]) == modelled(graph, "gtx1080ti").algorithms(graph, graph.ops[0])
+
+
 # -- measured on an H100
 
 
