@@ -26,14 +26,18 @@ Score = Callable[[Schedule], float]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user decides about memory beside the mode. `budget` is bytes of the arena; None is no limit.
-    `algorithms` fixes those of some ops by name, whatever a mode's rule picks."""
+    """What a user decides about memory beside the mode.
+
+    `budget` is bytes of the arena, `pinned` of the pinned slab; None is no limit. `algorithms` fixes those of some ops
+    by name, whatever a mode's rule picks.
+    """
 
     order: str = "prefetch-first"
     fit: str | None = None
     placement: str = "planned"
     budget: int | None = None
     algorithms: Mapping[str, Algorithm] = field(default_factory=dict)
+    pinned: int | None = None
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
@@ -42,6 +46,12 @@ class Options:
             raise ArgumentError(f"placement is {self.placement!r}; it must be one of {', '.join(PLACEMENTS)}")
         if self.fit is not None:
             named_fit(self.fit)
+
+    def allow(self, schedule: Schedule) -> bool:
+        """Whether a schedule keeps the limits."""
+        return (self.budget is None or schedule.peak_bytes <= self.budget) and (
+            self.pinned is None or schedule.pinned_bytes <= self.pinned
+        )
 
 
 def choose(
@@ -53,13 +63,15 @@ def choose(
     mode = parse_mode(mode) if isinstance(mode, str) else mode
     fitting: list[Schedule] = []
     for schedule in candidates(graph, mode, profile, options, persistent):
-        if options.budget is None or schedule.peak_bytes <= options.budget:
+        if options.allow(schedule):
             fitting.append(schedule)
             if score is None:
                 break
     if not fitting:
         assert options.budget is not None
         needed = smallest(graph, mode, profile, options, persistent).peak_bytes
+        if needed <= options.budget:
+            raise BudgetError(f"memory mode {mode} at {graph.batch} rows needs more than {options.pinned} pinned bytes")
         raise BudgetError(
             f"memory mode {mode} at batch {graph.batch} needs at least {needed} bytes ({format_size(needed)}); "
             f"the budget is {options.budget} bytes ({format_size(options.budget)})",

@@ -30,16 +30,18 @@ def live_schedule(
 ) -> Schedule:  # fmt: skip
     """The schedule of a plan without offsets, for a run-time pool with heuristic `fit`.
 
-    The pool has what `budget` bytes of arena leave, and at least what the paper's search finds where every release
-    comes at its soonest; releases that come later may need more. Raises ArgumentError for a plan that orders its
-    copies by offsets instead of host waits.
+    The pool has what `budget` bytes of arena leave; where that is not given, too little, or the rare size that serves
+    worse than a smaller one, what the paper's search finds with every release at its soonest. Releases that come
+    later may need more. Raises ArgumentError for a plan that orders its copies by offsets instead of host waits.
     """
     if plan.sync == "none" and plan.offload:
         raise ArgumentError(f"placement is 'live'; memory mode {plan.mode} orders its copies by offsets: use 'planned'")
     draft = walk(graph, plan, None, persistent)
-    nbytes = smallest_pool(trace(graph, plan, draft.actions), fit).nbytes
-    if budget is not None:
-        nbytes = max(nbytes, (budget - draft.persistent_bytes) // ALIGNMENT * ALIGNMENT)
+    requests = trace(graph, plan, draft.actions)
+    nbytes = smallest_pool(requests, fit).nbytes
+    room = 0 if budget is None else (budget - draft.persistent_bytes) // ALIGNMENT * ALIGNMENT
+    if room > nbytes and smallest_pool(requests, fit, start=room).nbytes == room:
+        nbytes = room
     return Schedule(
         graph, plan, tuple(draft.actions), draft.persistent, draft.persistent_bytes, nbytes, draft.pinned, "live", fit,
         lower_bound(lifetimes(draft.actions), ALIGNMENT),

@@ -253,8 +253,8 @@ class _Run:
                 raise CheckpointError(
                     f"checkpoint {path} has {key} {found.state.get(key)}; this run has {own}: use the same to resume"
                 )
-        counts = [found.state.get(key) for key in ("step", "epoch", "batch")]
-        if not all(isinstance(n, int) and n >= 0 for n in counts):
+        counts = [n for key in ("step", "epoch", "batch") if isinstance(n := found.state.get(key), int) and n >= 0]
+        if len(counts) < 3:
             raise CheckpointError(f"checkpoint {path} does not say where it stopped; its state.json is damaged")
         trainer.net.load_state_dict(found.weights)
         trainer.load_optimizer_state(found.optimizer)

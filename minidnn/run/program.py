@@ -127,7 +127,11 @@ class Programs:
             if self.arena is not None:
                 room = self.arena.nbytes if options.budget is None else min(self.arena.nbytes, options.budget)
                 placed = replace(options, fit=None, placement="planned")
-                ways = [(mode, replace(o, budget=room)) for o in (options, placed) for mode in modes]
+                ways = [
+                    (mode, replace(o, budget=room, pinned=self.pinned_bytes))
+                    for o in (options, placed)
+                    for mode in modes
+                ]
             # Of several candidates (dyn) the fastest is found by running them, before anything else has memory.
             score = partial(time_schedule, self.device) if purpose.train and self.arena is None else None
             schedule = _first_fitting(graph, ways, profile, self.persistent or None, score)
@@ -142,10 +146,6 @@ class Programs:
         if key not in self.executors:
             assert self.arena is not None
             schedule = self.plan(purpose, rows)
-            if schedule.pinned_bytes > self.pinned_bytes:  # cannot happen for fewer rows of the same mode
-                raise BudgetError(
-                    f"{rows} rows need {schedule.pinned_bytes} pinned bytes; {self.pinned_bytes} are taken"
-                )
             executor = executor_for(self.device, schedule, self.arena, self.pinned)
             for observer in self.observers if purpose.train else ():
                 observer.attach(executor)
