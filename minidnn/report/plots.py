@@ -115,10 +115,12 @@ def _kind(span: Span) -> str:
 
 def _draw_lanes(axes: Axes, line: Timeline, end: float) -> None:
     rows = _rows(line)
-    least = end / 1200  # what is shorter is drawn as a tick
+    rim = 0.25 if len(line.spans) < 800 else 0.0
     bars: dict[tuple[str, int, float, str], list[tuple[float, float]]] = {}
     for span in line.spans:
-        row, width = rows[_row(span.lane)], max(span.end_ms - span.start_ms, least)
+        row, width = rows[_row(span.lane)], span.end_ms - span.start_ms
+        if span.lane != COMPUTE:
+            width = max(width, end / 1200)  # at least a tick
         if not span.stall:
             bars.setdefault((WORK.get(_kind(span), RULE), row, 1.0, ""), []).append((span.start_ms, width))
             _name_span(axes, span, row, end)
@@ -129,7 +131,7 @@ def _draw_lanes(axes: Axes, line: Timeline, end: float) -> None:
             bars.setdefault((STALL[cause], rows[COMPUTE], 0.55, "////"), []).append((start, stop - start))
     for (colour, row, alpha, hatch), stretches in bars.items():
         axes.broken_barh(stretches, (row - 0.4, 0.8), facecolors=colour, alpha=alpha, hatch=hatch, edgecolor="white",
-                         linewidth=0.25)  # fmt: skip
+                         linewidth=rim)  # fmt: skip
     axes.set_yticks(list(rows.values()), list(rows))
     axes.set_ylim(-0.55, len(rows) - 0.45)
     axes.set_xlim(0, end)
