@@ -1,146 +1,157 @@
-"""The free blocks of a pool, in two orders that are always up to date: by address and by size.
+"""The free blocks of a pool: cut and merged, in order of size, with their neighbours by address.
 
-By address they lie in short segments, each with its largest size, so that the first block that is large enough is found
-without visiting the small ones; by size in one sorted list. A search takes O(log n) or, for first fit, O(sqrt n) steps.
+The order lies in short segments, each with its lowest and highest address: a search by size takes O(log n) steps, one
+for the lowest or highest block that is large enough looks at one segment and at the bounds of the others.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
-SEGMENT = 32  # a segment holds up to twice as many blocks: near sqrt(n) at the 10^4 blocks of a large pool
-SHIFT = 64  # bits of an address
-ADDRESS = (1 << SHIFT) - 1
+SEGMENT = 64  # a segment holds up to twice as many blocks: near sqrt(n) at the 10^4 blocks of a large pool
+SHIFT = 64  # bits of an address; bytes << SHIFT | address sorts by size, then by address
 
 
 class FreeList:
-    """Disjoint free blocks (address, nbytes). It does not merge: the pool knows which neighbours may be merged."""
+    """Free blocks (address, nbytes) of one or more chunks. Neighbours in the same chunk are always merged."""
 
     def __init__(self) -> None:
-        self.total = 0  # bytes
+        self.heads: set[int] = set()  # addresses at which chunks begin
         self._nbytes: dict[int, int] = {}  # address -> bytes
-        self._by_size: list[int] = []  # bytes << SHIFT | address: integers compare faster than pairs
-        self._segments: list[list[int]] = []  # addresses in order
-        self._starts: list[int] = []  # first address of each segment
-        self._maxima: list[int] = []  # largest block of each segment, bytes
+        self._ends: dict[int, int] = {}  # first address behind a block -> its address
+        # Per segment, in order: its keys; the addresses in them; its first key, lowest and highest address. There is
+        # always a segment, and the first key of the first counts as 0, so that every key belongs to one.
+        self._keys: list[list[int]] = [[]]
+        self._addresses: list[list[int]] = [[]]
+        self._firsts = [0]
+        self._lows = [0]
+        self._highs = [0]
 
     def __len__(self) -> int:
         return len(self._nbytes)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """(address, nbytes) in order of address."""
-        return ((address, self._nbytes[address]) for segment in self._segments for address in segment)
+        return iter(sorted(self._nbytes.items()))
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
-    def add(self, address: int, nbytes: int) -> None:
-        """Put a block in."""
+    def add_chunk(self, address: int, nbytes: int) -> None:
+        """A new chunk, all free. It never merges with what lies before or behind it."""
+        self.heads.add(address)
+        self._add(address, nbytes)
+
+    def cut(self, address: int, nbytes: int) -> bool:
+        """Take [address, address + nbytes) out of the block around it; False where no block contains it."""
+        start = address if address in self._nbytes else self._ends.get(address + nbytes)
+        if start is None:  # at neither end of a block: no heuristic here does that, so look at all
+            start = next((a for a, n in self._nbytes.items() if a < address < a + n), address)
+        low, high = address - start, start + self._nbytes.get(start, 0) - address - nbytes
+        if low < 0 or high < 0:
+            return False
+        self._remove(start)
+        if low:
+            self._add(start, low)
+        if high:
+            self._add(address + nbytes, high)
+        return True
+
+    def give(self, address: int, nbytes: int) -> None:
+        """Put a block back, together with its free neighbours in the same chunk."""
+        after = address + nbytes
+        if after in self._nbytes and after not in self.heads:
+            nbytes += self._remove(after)
+        if address in self._ends and address not in self.heads:
+            address = self._ends[address]
+            nbytes += self._remove(address)
+        self._add(address, nbytes)
+
+    def _add(self, address: int, nbytes: int) -> None:
         self._nbytes[address] = nbytes
-        self.total += nbytes
-        insort(self._by_size, nbytes << SHIFT | address)
-        if not self._segments:
-            self._segments, self._starts, self._maxima = [[address]], [address], [nbytes]
-            return
-        i = self._segment(address)
-        segment = self._segments[i]
-        insort(segment, address)
-        self._starts[i] = segment[0]
-        if nbytes > self._maxima[i]:
-            self._maxima[i] = nbytes
-        if len(segment) > 2 * SEGMENT:
-            halves = segment[:SEGMENT], segment[SEGMENT:]
-            self._segments[i : i + 1] = halves
-            self._starts[i : i + 1] = [half[0] for half in halves]
-            self._maxima[i : i + 1] = [self._maximum(half) for half in halves]
+        self._ends[address + nbytes] = address
+        key = nbytes << SHIFT | address
+        i = bisect_right(self._firsts, key) - 1
+        keys, addresses = self._keys[i], self._addresses[i]
+        at = bisect_left(keys, key)
+        keys.insert(at, key)
+        addresses.insert(at, address)
+        if len(keys) == 1:
+            self._lows[i] = self._highs[i] = address
+        elif address < self._lows[i]:
+            self._lows[i] = address
+        elif address > self._highs[i]:
+            self._highs[i] = address
+        if at == 0 and i:
+            self._firsts[i] = key
+        if len(keys) > 2 * SEGMENT:
+            self._halve(i)
 
-    def remove(self, address: int) -> int:
-        """Take the block at `address` out; returns its bytes."""
+    def _remove(self, address: int) -> int:
         nbytes = self._nbytes.pop(address)
-        self.total -= nbytes
-        del self._by_size[bisect_left(self._by_size, nbytes << SHIFT | address)]
-        i = self._segment(address)
-        segment = self._segments[i]
-        del segment[bisect_left(segment, address)]
-        if not segment:
-            del self._segments[i], self._starts[i], self._maxima[i]
+        del self._ends[address + nbytes]
+        key = nbytes << SHIFT | address
+        i = bisect_right(self._firsts, key) - 1
+        keys, addresses = self._keys[i], self._addresses[i]
+        at = bisect_left(keys, key)
+        del keys[at], addresses[at]
+        if not keys:
+            if len(self._keys) > 1:
+                for column in (self._keys, self._addresses, self._firsts, self._lows, self._highs):
+                    del column[i]
+                self._firsts[0] = 0
             return nbytes
-        self._starts[i] = segment[0]
-        if nbytes == self._maxima[i]:
-            self._maxima[i] = self._maximum(segment)
+        if at == 0 and i:
+            self._firsts[i] = keys[0]
+        if address == self._lows[i]:
+            self._lows[i] = min(addresses)
+        if address == self._highs[i]:
+            self._highs[i] = max(addresses)
         return nbytes
-
-    def resize(self, address: int, to: int, nbytes: int) -> None:
-        """The block at `address` becomes [to, to + nbytes), with the same neighbours: cheaper than remove and add."""
-        before = self._nbytes.pop(address)
-        self._nbytes[to] = nbytes
-        self.total += nbytes - before
-        del self._by_size[bisect_left(self._by_size, before << SHIFT | address)]
-        insort(self._by_size, nbytes << SHIFT | to)
-        i = self._segment(address)
-        segment = self._segments[i]
-        if to != address:
-            segment[bisect_left(segment, address)] = to
-            self._starts[i] = segment[0]
-        if nbytes >= self._maxima[i]:
-            self._maxima[i] = nbytes
-        elif before == self._maxima[i]:
-            self._maxima[i] = self._maximum(segment)
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
-    def size_at(self, address: int) -> int | None:
-        """Bytes of the block that begins at `address`; None where none does."""
-        return self._nbytes.get(address)
-
-    def before(self, address: int) -> tuple[int, int] | None:
-        """The last block (address, nbytes) that begins at or below `address`."""
-        if not self._starts or address < self._starts[0]:
-            return None
-        segment = self._segments[self._segment(address)]
-        found = segment[bisect_right(segment, address) - 1]
-        return found, self._nbytes[found]
+    def smallest(self, nbytes: int) -> tuple[int, int] | None:
+        """The smallest block (address, nbytes) with `nbytes` or more; of equal ones the lowest address."""
+        i, at = self._position(nbytes)
+        if at == len(self._keys[i]):
+            if i + 1 == len(self._keys):
+                return None
+            i, at = i + 1, 0
+        return self._addresses[i][at], self._keys[i][at] >> SHIFT
 
     def first(self, nbytes: int) -> int | None:
         """Lowest address of a block with `nbytes` or more."""
-        for i, largest in enumerate(self._maxima):
-            if largest >= nbytes:
-                return next(a for a in self._segments[i] if self._nbytes[a] >= nbytes)
-        return None
+        i, at = self._position(nbytes)
+        return min(self._addresses[i][at:] + self._lows[i + 1 :], default=None)
 
     def highest(self, nbytes: int) -> tuple[int, int] | None:
         """The block (address, nbytes) with the highest address among those with `nbytes` or more."""
-        for i in range(len(self._maxima) - 1, -1, -1):
-            if self._maxima[i] >= nbytes:
-                address = next(a for a in reversed(self._segments[i]) if self._nbytes[a] >= nbytes)
-                return address, self._nbytes[address]
-        return None
-
-    def smallest(self, nbytes: int) -> tuple[int, int] | None:
-        """The smallest block (address, nbytes) with `nbytes` or more; of equal ones the lowest address."""
-        i = bisect_left(self._by_size, nbytes << SHIFT)
-        if i == len(self._by_size):
-            return None
-        found = self._by_size[i]
-        return found & ADDRESS, found >> SHIFT
+        i, at = self._position(nbytes)
+        found = self._addresses[i][at:] + self._highs[i + 1 :]
+        return (max(found), self._nbytes[max(found)]) if found else None
 
     @property
     def largest(self) -> int:
         """Bytes of the largest block; 0 without blocks."""
-        return self._by_size[-1] >> SHIFT if self._by_size else 0
+        return self._keys[-1][-1] >> SHIFT if self._nbytes else 0
 
     @property
     def last(self) -> tuple[int, int] | None:
         """The block (address, nbytes) with the highest address."""
-        if not self._segments:
-            return None
-        address = self._segments[-1][-1]
-        return address, self._nbytes[address]
+        return self.highest(0)
 
-    def _segment(self, address: int) -> int:
-        """Index of the segment that holds, or would hold, `address`."""
-        i = bisect_right(self._starts, address)
-        return i - 1 if i else 0
+    def _position(self, nbytes: int) -> tuple[int, int]:
+        """Segment, and index in it, where the blocks with `nbytes` or more begin."""
+        key = nbytes << SHIFT
+        i = bisect_right(self._firsts, key) - 1
+        return i, bisect_left(self._keys[i], key)
 
-    def _maximum(self, segment: list[int]) -> int:
-        return max(map(self._nbytes.__getitem__, segment))
+    def _halve(self, i: int) -> None:
+        keys, addresses = self._keys[i], self._addresses[i]
+        low, high = addresses[:SEGMENT], addresses[SEGMENT:]
+        self._keys[i : i + 1] = [keys[:SEGMENT], keys[SEGMENT:]]
+        self._addresses[i : i + 1] = [low, high]
+        self._firsts.insert(i + 1, keys[SEGMENT])
+        self._lows[i : i + 1] = [min(low), min(high)]
+        self._highs[i : i + 1] = [max(low), max(high)]

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Condition, RLock
+from typing import NamedTuple
 
 from minidnn.errors import ArgumentError, OutOfDeviceMemory, PoolError
 from minidnn.memory.fit import Fit, named_fit
@@ -25,9 +26,11 @@ UNLIMITED = 2**63
 """A limit that never binds: the pool grows whenever it must."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """A piece of the pool in use: address and bytes (rounded up), and what the caller said it is for."""
+class Block(NamedTuple):
+    """A piece of the pool in use: address and bytes (rounded up), and what the caller said it is for.
+
+    The pool knows the blocks that it gave out by identity, not by value.
+    """
 
     address: int
     nbytes: int
@@ -66,12 +69,25 @@ class Dump:
         return "\n".join(lines)
 
 
+class Bell(Condition):
+    """A condition that knows whether anybody waits, so that a free costs nothing more where nobody does."""
+
+    waiting = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waiting += 1
+        try:
+            return super().wait(timeout)
+        finally:
+            self.waiting -= 1
+
+
 class Allocator(ABC):
     """A pool or a wrapper around one. Thread-safe."""
 
     lock: RLock
     """Makes each call of the stack one step."""
-    changed: Condition
+    changed: Bell
     """On `lock`; notified at every free and failure."""
 
     @abstractmethod
@@ -137,6 +153,9 @@ class Allocator(ABC):
 
         Raises OutOfDeviceMemory when no room is left and no announced free is outstanding, and what `fail` was told.
         """
+        block = self.try_allocate(nbytes, role, label)
+        if block is not None:
+            return block
         with self.lock:
             while True:
                 block = self.try_allocate(nbytes, role, label)
@@ -174,18 +193,17 @@ class Pool(Allocator):
         if nbytes < 0:
             raise ArgumentError(f"nbytes of the pool is {nbytes}; it must be 0 or more bytes")
         self.lock = RLock()
-        self.changed = Condition(self.lock)
+        self.changed = Bell(self.lock)
         self.fit = named_fit(fit) if isinstance(fit, str) else fit
         self._size = round_up(nbytes, GRANULARITY)
         self._limit = self._size if limit is None else limit
         self._free = FreeList()
         self._used: dict[int, Block] = {}
         self._used_bytes = 0
-        self._heads = {0}
         self._announced: set[int] = set()  # addresses
         self._error: BaseException | None = None
         if self._size:
-            self._free.add(0, self._size)
+            self._free.add_chunk(0, self._size)
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
@@ -200,8 +218,11 @@ class Pool(Allocator):
             if address is None:
                 if self._size + nbytes > self._limit:
                     return None
-                address = self._grow(nbytes)
-            self._split(address, nbytes)
+                address = self._size
+                self._free.add_chunk(address, nbytes)
+                self._size += nbytes
+            if not self._free.cut(address, nbytes):
+                raise PoolError(f"{self.fit.name} chose {address:#x} for {nbytes} bytes, which is not free")
             block = Block(address, nbytes, role, label)
             self._used[address] = block
             self._used_bytes += nbytes
@@ -215,8 +236,9 @@ class Pool(Allocator):
             del self._used[block.address]
             self._used_bytes -= block.nbytes
             self._announced.discard(block.address)
-            self._merge(block.address, block.nbytes)
-            self.changed.notify_all()
+            self._free.give(block.address, block.nbytes)
+            if self.changed.waiting:
+                self.changed.notify_all()
 
     def announce(self, block: Block) -> None:
         if block is NULL:
@@ -236,44 +258,6 @@ class Pool(Allocator):
         if self._used.get(block.address) is not block:
             raise PoolError(f"{_name(block)} is not in use in this pool: freed before, or of another pool")
 
-    def _grow(self, nbytes: int) -> int:
-        address = self._size
-        self._heads.add(address)
-        self._free.add(address, nbytes)
-        self._size += nbytes
-        return address
-
-    def _split(self, address: int, nbytes: int) -> None:
-        """Cut [address, address + nbytes) out of the free block around it."""
-        start, size = address, self._free.size_at(address)
-        if size is None:
-            start, size = self._free.before(address) or (address, 0)
-        low, high = address - start, start + size - address - nbytes
-        if high < 0:
-            raise PoolError(f"{self.fit.name} chose {address:#x} for {nbytes} bytes, which is not within a free block")
-        if low:
-            self._free.resize(start, start, low)
-            if high:
-                self._free.add(address + nbytes, high)
-        elif high:
-            self._free.resize(start, address + nbytes, high)
-        else:
-            self._free.remove(start)
-
-    def _merge(self, address: int, nbytes: int) -> None:
-        """Put a free block back, together with its free neighbours in the same chunk."""
-        after = address + nbytes
-        following = None if after in self._heads else self._free.size_at(after)
-        before = None if address in self._heads else self._free.before(address)
-        if before is not None and before[0] + before[1] == address:
-            if following is not None:
-                nbytes += self._free.remove(after)
-            self._free.resize(before[0], before[0], before[1] + nbytes)
-        elif following is not None:
-            self._free.resize(after, address, nbytes + following)
-        else:
-            self._free.add(address, nbytes)
-
     # -- questions ---------------------------------------------------------------------------------------------------
 
     def reach(self, role: str) -> int:
@@ -286,8 +270,8 @@ class Pool(Allocator):
 
     def dump(self) -> Dump:
         with self.lock:
-            used = (Region(b.address, b.nbytes, b.address in self._heads, b.role, b.label) for b in self.live())
-            free = (Region(address, nbytes, address in self._heads) for address, nbytes in self._free)
+            used = (Region(b.address, b.nbytes, b.address in self._free.heads, b.role, b.label) for b in self.live())
+            free = (Region(address, nbytes, address in self._free.heads) for address, nbytes in self._free)
             return Dump(tuple(used), tuple(free))
 
     @property

@@ -15,7 +15,7 @@ from minidnn.memory.trace import Allocate
 def free_list(*blocks: tuple[int, int]) -> FreeList:
     free = FreeList()
     for address, nbytes in blocks:
-        free.add(address, nbytes)
+        free.add_chunk(address, nbytes)
     return free
 
 
@@ -72,27 +72,42 @@ def test_a_new_heuristic_is_one_small_class() -> None:
     assert smallest_pool((Allocate("x", 512),), LastFit()).fit == "last-fit"
 
 
-def test_free_list_keeps_totals_and_both_orders_through_many_changes() -> None:
+def test_free_list_keeps_its_orders_through_many_changes() -> None:
+    """Enough blocks for many segments; every second is taken, so that nothing merges until the end."""
     free, known = FreeList(), {}
-    for i in range(400):
-        address, nbytes = i * 7919 % 4001 * 10, 1 + i * 31 % 9
-        free.add(address, nbytes)
-        known[address] = nbytes
-    for address in sorted(known)[::3]:
-        assert free.remove(address) == known.pop(address)
-    for address in sorted(known)[::4]:
-        free.resize(address, address + 1, 9)
+    free.add_chunk(0, 20_000)
+    for address in range(0, 20_000, 20):
+        assert free.cut(address + 10, 10)
+        known[address] = 10
+    for address in sorted(known, key=lambda a: a * 7919 % 20_011)[:700]:
+        taken = 1 + address % 10  # some from the low end, some from the high, some all
+        at = address if address % 3 else address + 10 - taken
+        assert free.cut(at, taken)
         del known[address]
-        known[address + 1] = 9
+        if taken < 10:
+            known[address + (taken if at == address else 0)] = 10 - taken
     assert list(free) == sorted(known.items())
-    assert len(free) == len(known)
-    assert free.total == sum(known.values())
-    assert free.largest == 9
-    assert free.last == max(known.items())
-    for nbytes in range(1, 11):
+    assert (len(free), free.largest, free.last) == (len(known), 10, max(known.items()))
+    for nbytes in range(1, 12):
         fitting = {a: n for a, n in known.items() if n >= nbytes}
         assert free.first(nbytes) == min(fitting, default=None)
         assert free.highest(nbytes) == max(fitting.items(), default=None)
         assert free.smallest(nbytes) == min(fitting.items(), key=lambda b: (b[1], b[0]), default=None)
-    assert free.before(-1) is None
-    assert free.before(10**6) == free.last
+    end = 0
+    for address, nbytes in [*sorted(known.items()), (20_000, 0)]:
+        if address > end:
+            free.give(end, address - end)
+        end = address + nbytes
+    assert list(free) == [(0, 20_000)]
+
+
+def test_free_list_cuts_within_one_block_only() -> None:
+    free = free_list((0, 6), (10, 3))
+    assert not any(free.cut(*wrong) for wrong in ((0, 7), (5, 3), (6, 1), (9, 2), (12, 2), (20, 1), (-1, 3)))
+    assert list(free) == [(0, 6), (10, 3)]
+    assert free.cut(2, 3)
+    assert list(free) == [(0, 2), (5, 1), (10, 3)]
+    assert free.cut(10, 3)
+    assert free.cut(0, 2)
+    assert free.cut(5, 1)
+    assert (list(free), free.largest, free.last, free.first(1), free.smallest(1)) == ([], 0, None, None, None)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Condition, Event, RLock, Thread
+from threading import Event, RLock, Thread
 
 import pytest
 
 from minidnn.errors import OutOfDeviceMemory, PoolError
-from minidnn.memory.pool import UNLIMITED, Allocator, Block, Pool
+from minidnn.memory.pool import UNLIMITED, Allocator, Bell, Block, Pool
 from minidnn.memory.wrappers import LimitedPool, VerifiedPool
 
 KB = 512
@@ -49,7 +49,7 @@ def test_many_live_buffers_are_summed_up() -> None:
         pool.allocate(KB)
 
 
-class Script(Condition):
+class Script(Bell):
     """Stands for the pool's condition: each wait performs the next step of other threads."""
 
     def __init__(self, pool: Allocator, *steps: Callable[[], None]) -> None:
@@ -61,15 +61,15 @@ class Script(Condition):
         return True
 
 
-class Telling(Condition):
-    """Sets `waiting` when a thread is about to wait; the lock is held from there until it does."""
+class Telling(Bell):
+    """Sets `told` when a thread is about to wait; the lock is held from there until it does."""
 
     def __init__(self, lock: RLock) -> None:
         super().__init__(lock)
-        self.waiting = Event()
+        self.told = Event()
 
     def wait(self, timeout: float | None = None) -> bool:
-        self.waiting.set()
+        self.told.set()
         return super().wait(timeout)
 
 
@@ -123,10 +123,10 @@ def test_a_waiting_thread_is_woken_by_a_free_and_by_a_failure() -> None:
         pool = Pool(KB)
         block = pool.allocate(KB)
         pool.announce(block)
-        pool.changed = told = Telling(pool.lock)
+        pool.changed = bell = Telling(pool.lock)
         with ThreadPoolExecutor(1) as main:
             future = main.submit(pool.allocate, KB)
-            told.waiting.wait()
+            bell.told.wait()
             if end == "free":
                 pool.free(block)
                 assert future.result().address == 0
