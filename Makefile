@@ -14,9 +14,10 @@ $(shell $(PY) -c "import pip" >/dev/null 2>&1 || rm -f $(VENV)/.ready*)
 .PHONY: demo test lint soak clean
 
 demo: $(VENV)/.ready-for-demo
-	@$(PY) -m minidnn train smallnet --data digits --batch 64 --epochs 12 --device host
+	@$(ONE_THREAD) $(PY) -m minidnn train smallnet --data digits --batch 32 --epochs 10 --lr 0.05 --schedule cosine \
+		--device host
 	@mkdir -p out
-	@$(PY) -m minidnn compare smallvgg --data digits --batch 64 --device host --check --html out/compare.html
+	@$(ONE_THREAD) $(PY) -m minidnn compare smallvgg --data digits --batch 64 --device host --check --html out/compare.html
 	@$(PY) -m minidnn simulate vgg16 --batch 64 --gpu gtx1080ti --check --html out/simulate.html
 	@echo "reports: out/compare.html and out/simulate.html"
 

@@ -172,7 +172,7 @@ class HostDevice(Device):
         return partial(self.lanes.submit, stream.name, partial(OPS[op.function], **arguments))
 
     def profile(self, graph: Graph) -> Profile:
-        from minidnn.profile.host import host_profile
+        from minidnn.device.host_profile import host_profile
 
         return host_profile(graph)
 

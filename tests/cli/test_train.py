@@ -136,7 +136,7 @@ def test_nan_data_stop_the_run_and_leave_the_last_checkpoint(tmp_path: Path) -> 
     succeed(*run, "--data", str(tmp_path / "good.npz"), "--steps", "2")
     before = weights(tmp_path / "saved")
     says = refuse(*run, "--data", str(tmp_path / "bad.npz"), "--epochs", "2", "--quiet")
-    assert says.startswith("the loss of step 0 is nan")
+    assert "the loss of step 0 is nan" in says
     assert weights(tmp_path / "saved") == before
 
 

@@ -16,11 +16,14 @@ PACKAGE = Path(__file__).resolve().parents[2] / "minidnn"
 ROWS = (
     ("minidnn.__init__", "minidnn.__main__"),
     ("minidnn.cli",),
-    ("minidnn.report", "minidnn.run.trainer", "minidnn.run.loop", "minidnn.checkpoint", "minidnn.data"),
+    ("minidnn.report", "minidnn.run.compare", "minidnn.run.trainer", "minidnn.run.loop", "minidnn.checkpoint",
+     "minidnn.data"),
     ("minidnn.run.program", "minidnn.run.footprint"),
-    ("minidnn.run.choose", "minidnn.run.live"),
-    ("minidnn.run.executor", "minidnn.run.simulator"),
-    ("minidnn.run.timeline", "minidnn.run.slot", "minidnn.run.__init__", "minidnn.device", "minidnn.ops"),
+    ("minidnn.run.choose",),
+    ("minidnn.run.executor", "minidnn.run.simulator", "minidnn.run.live", "minidnn.run.observe", "minidnn.run.record",
+     "minidnn.run.timing"),
+    ("minidnn.run.timeline", "minidnn.run.slot", "minidnn.run.weights", "minidnn.run.bound", "minidnn.run.arguments",
+     "minidnn.run.__init__", "minidnn.device", "minidnn.ops"),
     ("minidnn.schedule",),
     ("minidnn.plan",),
     ("minidnn.profile",),
@@ -30,7 +33,7 @@ ROWS = (
     ("minidnn.nn", "minidnn.optim"),
     ("minidnn.graph",),
     ("minidnn.units", "minidnn.errors"),
-)
+)  # fmt: skip
 
 HEAVY = {"cupy", "cupyx", "cudnn", "numba", "matplotlib", "PIL", "torch", "tqdm"}
 CUDA_FILES = {"device/cuda.py", "ops/cudnn_ops.py", "ops/kernels.py"}

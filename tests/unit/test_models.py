@@ -182,7 +182,7 @@ def test_a_model_file_is_loaded_with_options_and_neighbours(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("vgg17", "there is no model 'vgg17'; the models are smallnet, alexnet"),
+        ("vgg17", "there is no model 'vgg17'; the models are smallnet, "),
         ("vgg:depth=12", "depth is 12; VGG has 11, 13, 16 or 19"),
         ("vgg:extra=-1", "extra is -1"),
         ("vgg:extra", "has no option 'extra'"),
