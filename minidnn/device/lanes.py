@@ -66,6 +66,7 @@ class Lanes:
         self.interleaving = interleaving
         self.label = ""
         self.random = random.Random(seed)
+        self.ahead = self.random.randrange(4)  # so many commands at most at each submit: some seeds fall far behind
         self.queues: dict[str, deque[Command]] = {}
 
     def submit(self, lane: str, run: Callable[[], None] | None, waits: Iterable[Event] = ()) -> HostEvent:
@@ -76,7 +77,7 @@ class Lanes:
         if self.interleaving == "eager":
             self._drain()
         elif self.interleaving == "random":
-            for _ in range(self.random.randrange(4)):
+            for _ in range(self.random.randrange(self.ahead + 1)):
                 if not self._step_at_random():
                     break
         return command.event
