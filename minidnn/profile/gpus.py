@@ -54,13 +54,12 @@ _CARDS = (
     ),
     Gpu(
         "gtx1080ti", "GeForce GTX 1080 Ti", {"fp32": 11.34e12}, 11264 * MiB, 484.4e9,
-        Link(d2h=6.63e9, h2d=6.63e9), "cudnn7",
+        _PCIE3_LINK, "cudnn7",
         {
             "peak": "3584 cores x 2 x 1.582 GHz (NVIDIA product page, GTX 1080 Ti)",
             "memory_bytes": "NVIDIA product page, GTX 1080 Ti",
             "bandwidth": "352 bit x 11.01 Gb/s (NVIDIA product page, GTX 1080 Ti)",
-            # Table IV's times of the same machine need at least 11 GB/s; 62 ms would be both ways at 13.3 GB/s.
-            "link": "vDNN++ (Shriram et al. 2019), Table I: 411 MB in 62 ms",
+            "link": _PCIE3,
         },
     ),
     Gpu(

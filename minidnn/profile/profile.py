@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from minidnn.errors import ArgumentError
-from minidnn.graph.graph import Graph
+from minidnn.graph.graph import Graph, Target
 from minidnn.graph.op import Op
 
 
@@ -57,6 +57,10 @@ class Profile:
     link: Link | None = None
     launch_ms: float = 0.005
     """Host time to issue one action, in ms."""
+    scratch_bytes: int = 0
+    """What the device's libraries need in every arena, in front of all tensors."""
+    target: Target | None = None
+    """What the graph was built for that was measured; None: the entries are of no one target."""
 
     @property
     def measured(self) -> bool:
@@ -78,7 +82,10 @@ class Profile:
         """Write as JSON."""
         entries = {key: [asdict(a) for a in algorithms] for key, algorithms in self.entries.items()}
         link = asdict(self.link) if self.link else None
-        text = {"source": self.source, "launch_ms": self.launch_ms, "link": link, "entries": entries}
+        text = {
+            "source": self.source, "launch_ms": self.launch_ms, "scratch_bytes": self.scratch_bytes,
+            "target": asdict(self.target) if self.target else None, "link": link, "entries": entries,
+        }  # fmt: skip
         Path(path).write_text(json.dumps(text, indent=1) + "\n")
 
     @classmethod
@@ -88,7 +95,9 @@ class Profile:
             text = json.loads(Path(path).read_text())
             entries = {key: tuple(Algorithm(**a) for a in algorithms) for key, algorithms in text["entries"].items()}
             link = Link(**text["link"]) if text["link"] else None
-            return cls(text["source"], entries, link, float(text["launch_ms"]))
+            target = Target(**text["target"]) if text.get("target") else None
+            scratch = int(text.get("scratch_bytes", 0))
+            return cls(text["source"], entries, link, float(text["launch_ms"]), scratch, target)
         except OSError as error:
             raise ArgumentError(f"profile {path} cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, AttributeError):

@@ -13,7 +13,7 @@ from itertools import count
 
 from minidnn.graph.graph import Graph
 from minidnn.graph.tensor import Role
-from minidnn.memory.place import lower_bound, place
+from minidnn.memory.place import EFFORT, lower_bound, place
 from minidnn.memory.sizing import smallest_pool
 from minidnn.plan.plan import Plan
 from minidnn.schedule.actions import (
@@ -51,13 +51,14 @@ RELEASE_WORKERS = 2
 def persistent_region(
     graph: Graph, plan: Plan, given: Mapping[str, int] | None = None
 ) -> tuple[tuple[Buffer, ...], int]:
-    """The buffers in front of the pool, and their total: what outlives an iteration, and in base the gradients.
+    """The buffers in front of the pool, and their total: what outlives an iteration, and in base the gradients; in
+    front of them the plan's scratch bytes.
 
     `given` are offsets that another schedule of the same arena has fixed; the others follow behind those.
     """
     fixed = dict(given or {})
     buffers: list[Buffer] = []
-    end = fixed.pop("", 0)
+    end = fixed.pop("", round_up(plan.scratch, ALIGNMENT))
     for t in graph.tensors.values():
         stays = plan.lifetime == "iteration" and t.role is Role.WEIGHT_GRADIENT
         if stays or graph.is_persistent(t.name):
@@ -393,21 +394,22 @@ class Walk:
         """Everything so far on lane `first` happens before what follows on lane `then`."""
         self._add(Wait(lane=then, waits=(self._record(first),), op=self.stage))
 
+
 def lower(
-    graph: Graph, plan: Plan, *, fit: str | None = None, limit: int | None = None,
+    graph: Graph, plan: Plan, *, fit: str | None = None, limit: int | None = None, effort: int = EFFORT,
     persistent: Mapping[str, int] | None = None,
 ) -> Schedule:  # fmt: skip
     """The schedule of a plan, with every buffer's offset.
 
-    Offsets come from offline placement, which stops early at `limit` pool bytes; or, where `fit` names a heuristic,
-    from the pool run once with it at the smallest size that suffices. `persistent` gives tensors that outlive the
-    iteration the offsets that another schedule of the same arena gave them.
+    Offsets come from offline placement, which stops early at `limit` pool bytes or after `effort`; or, where `fit`
+    names a heuristic, from the pool run once with it at the smallest size that suffices. `persistent` gives tensors
+    that outlive the iteration the offsets that another schedule of the same arena gave them.
     """
     draft = walk(graph, plan, None, persistent)
     stays = lifetimes(draft.actions)
     bound = lower_bound(stays, ALIGNMENT)
     if fit is None:
-        offsets = place(stays, limit=limit, alignment=ALIGNMENT).offsets
+        offsets = place(stays, limit=limit, alignment=ALIGNMENT, effort=effort).offsets
     else:
         offsets = smallest_pool(trace(graph, plan, draft.actions), fit).offsets
     # A heuristic may leave the end of the pool that it was searched with empty: nobody needs to take that.

@@ -14,6 +14,8 @@ from minidnn.units import round_up
 
 CAPS = (16, 8, 6, 5, 4, 3, 2, 1)
 """Stages of delay tried where not every release can have all that the live bytes would allow."""
+EFFORT = 20_000
+"""Of each placement tried: a tenth of what a placement that must succeed gets."""
 
 
 def delay_releases(
@@ -42,7 +44,8 @@ def delay_releases(
                 latest[t] += 1
     for cap in (len(starts), *CAPS):
         free_before = {t: starts[min(latest[t], first + cap)] for t, first in soonest.items()}
-        delayed = lower(graph, replace(plan, free_before=free_before), fit=fit, limit=limit, persistent=persistent)
+        later = replace(plan, free_before=free_before)
+        delayed = lower(graph, later, fit=fit, limit=limit, effort=EFFORT, persistent=persistent)
         if delayed.pool_bytes <= limit:
             return delayed
     return schedule

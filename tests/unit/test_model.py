@@ -63,8 +63,9 @@ def test_table_one_pooling_and_transfer() -> None:
     graph = build(net, nn.CrossEntropyLoss(), (128, 64, 112, 112), optimizer=optim.SGD(0.1))
     profile = modelled(graph, "gtx1080ti")
     assert profile.time_ms(graph, graph.ops[1], "default") == pytest.approx(3, rel=0.07)
-    assert profile.link is not None
-    assert profile.link.ms(128 * 64 * 112 * 112 * 4, to_host=True) == pytest.approx(62, rel=0.01)
+    published = table1(graph).link
+    assert published is not None
+    assert published.ms(128 * 64 * 112 * 112 * 4, to_host=True) == pytest.approx(62, rel=0.01)
 
 
 def test_the_largest_workspace_of_vgg16_is_what_table_v_adds() -> None:
