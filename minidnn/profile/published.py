@@ -14,8 +14,8 @@ TABLE1_MS: Mapping[tuple[str, int], float] = {
 """vDNN++, Table I: layer and kernel size -> ms for 64 channels, memory-optimal algorithm, GTX 1080 Ti."""
 TABLE1_ELEMENTS = 128 * 64 * 112 * 112
 TABLE1_LINK = Link(d2h=TABLE1_ELEMENTS * 4 / 62e-3, h2d=TABLE1_ELEMENTS * 4 / 62e-3)
-"""411 MB in 62 ms: 6.63 GB/s. Table IV of the same paper cannot have run on such a link: VGG-116(32) conv(p) copies 17 GB
-each way in 3.0 s, more than 11 GB/s, which is what a PCIe 3.0 slot gives; so the card has the slot's rates elsewhere."""
+"""411 MB in 62 ms: 6.63 GB/s. Table IV of the same paper cannot have run on such a link: VGG-116(32) conv(p) copies
+17 GB each way in 3.0 s, more than 11 GB/s, which is what a PCIe 3.0 slot gives; elsewhere the card has that rate."""
 
 
 def table1(graph: Graph) -> Profile:
