@@ -21,6 +21,7 @@ import subprocess
 import time
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,27 +35,40 @@ PROMISE = 10.0  # us a pair at 10^4 live blocks
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def measure(fit: str, live: int, rounds: int) -> dict[str, Any]:
-    """Microseconds of a pair, best and median of the rounds. Roles are plain, so high-end fits behave as best-fit."""
-    rng = random.Random(live)
-    pool = Pool(3 * live * LARGEST, fit)
-    blocks = [pool.allocate(rng.randint(1, LARGEST)) for _ in range(2 * live)]
-    rng.shuffle(blocks)
-    for block in blocks[live:]:
-        pool.free(block)
-    del blocks[live:]
-    times = []
-    for _ in range(rounds + 1):
-        steps = [(rng.randrange(live), rng.randint(1, LARGEST)) for _ in range(PAIRS)]
+class Load:
+    """A fragmented pool and its live blocks. Roles are plain, so high-end heuristics behave as best-fit."""
+
+    def __init__(self, fit: str, live: int) -> None:
+        self.fit = fit
+        self.rng = random.Random(live)
+        self.pool = Pool(3 * live * LARGEST, fit)
+        self.blocks = [self.pool.allocate(self.rng.randint(1, LARGEST)) for _ in range(2 * live)]
+        self.rng.shuffle(self.blocks)
+        for block in self.blocks[live:]:
+            self.pool.free(block)
+        del self.blocks[live:]
+        self.times: list[float] = []  # us a pair
+
+    def round(self) -> None:
+        """Free and allocate PAIRS times."""
+        steps = [(self.rng.randrange(len(self.blocks)), self.rng.randint(1, LARGEST)) for _ in range(PAIRS)]
+        pool, blocks = self.pool, self.blocks
         start = time.perf_counter()
         for i, nbytes in steps:
             pool.free(blocks[i])
             blocks[i] = pool.allocate(nbytes)
-        times.append((time.perf_counter() - start) / PAIRS * 1e6)
-    times = times[1:]  # the first round warms up
-    free = len(pool.dump().free)
-    best, median = min(times), statistics.median(times)
-    return {"fit": fit, "live": live, "free": free, "best_us": round(best, 2), "median_us": round(median, 2)}
+        self.times.append((time.perf_counter() - start) / PAIRS * 1e6)
+
+    def row(self) -> dict[str, Any]:
+        """The result; the first round only warmed up."""
+        times = self.times[1:]
+        return {
+            "fit": self.fit,
+            "live": len(self.blocks),
+            "free": len(self.pool.dump().free),
+            "best_us": round(min(times), 2),
+            "median_us": round(statistics.median(times), 2),
+        }
 
 
 def environment() -> dict[str, Any]:
@@ -111,18 +125,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--live", type=int, nargs="+", default=LIVE, help="numbers of live blocks")
     parser.add_argument("--fits", nargs="+", choices=list(FITS), default=list(FITS)[:4], help="heuristics")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--commit", default=commit(), help="what to write as the measured commit")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / f"pool_{CORES}core.json")
     arguments = parser.parse_args()
 
-    print(f"{'us a pair, best (median)':<26}" + "".join(f"{fit:>22}" for fit in arguments.fits))
+    print("preparing the pools ...", flush=True)
+    loads = {live: [Load(fit, live) for fit in arguments.fits] for live in arguments.live}
+    for _ in range(arguments.rounds + 1):  # in turns, so that all see the same machine
+        for load in chain(*loads.values()):
+            load.round()
     rows = []
-    for live in arguments.live:
-        new = [measure(fit, live, arguments.rounds) for fit in arguments.fits]
+    print(f"{'us a pair, best (median)':<26}" + "".join(f"{fit:>22}" for fit in arguments.fits))
+    for live, own in loads.items():
+        new = [load.row() for load in own]
         rows += new
         cells = [f"{row['best_us']:.2f} ({row['median_us']:.2f})" for row in new]
-        print(f"{live:>8} live blocks        " + "".join(f"{cell:>22}" for cell in cells), flush=True)
+        print(f"{live:>8} live blocks      " + "".join(f"{cell:>22}" for cell in cells))
     result = {
         "what": "allocate + free in the run-time pool, microseconds a pair, against the number of live blocks",
         "date": datetime.now(timezone.utc).date().isoformat(),
