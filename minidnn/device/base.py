@@ -7,12 +7,14 @@ launchers for ops. Everything above it is the same for the host emulator and a G
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from minidnn.errors import DeviceError
 from minidnn.graph.graph import Graph
 from minidnn.graph.op import Op
 from minidnn.graph.tensor import ITEM_BYTES, Tensor
@@ -50,6 +52,9 @@ Launcher = Callable[[], object]
 """An op bound to algorithm, operands and stream: calling it issues the computation."""
 
 
+D = TypeVar("D", bound="Device")
+
+
 class Stream:
     """A lane of the device: commands run in order. Events connect lanes."""
 
@@ -67,6 +72,10 @@ class Device(ABC):
     kind: str
     target: str
     """The target that the device runs by default: "paper" or "native"."""
+    libraries = ""
+    """What computes, with versions, for those who read measurements."""
+    captures = False
+    """Whether `capture` works."""
 
     def layout(self, target: str, precision: str) -> str:
         """The memory layout that suits the device at that precision."""
@@ -156,7 +165,25 @@ class Device(ABC):
         by the next call that waits.
         """
 
+    def guard(self) -> AbstractContextManager[object]:
+        """Entered while an iteration is issued: device memory cannot be taken then, where the device can tell."""
+        return nullcontext()
+
+    def capture(self, streams: Sequence[Stream], issue: Callable[[], None]) -> Launcher:
+        """Record what `issue` puts on these streams, nothing of which runs now, as one launch on the first of them.
+
+        Raises DeviceError where the device cannot (`captures`)."""
+        raise DeviceError(f"device {self.name} cannot capture graphs; use a CUDA device")
+
     # -- ops
+
+    def scribble(self, arena: Region, operand: Operand) -> None:
+        """Fill a tensor with random values; with zeros where values are labels or indices. For measuring."""
+        dtype = numpy_dtype(operand.tensor.dtype)
+        value = np.zeros(operand.tensor.size, dtype)
+        if dtype.kind not in "iu":
+            value = np.random.default_rng(0).standard_normal(value.size).astype(dtype)
+        self.write(arena, operand.offset, value.view(np.uint8))
 
     @abstractmethod
     def launcher(
@@ -173,7 +200,7 @@ class Device(ABC):
     def close(self) -> None:
         """Give everything back; join all workers. May be called twice."""
 
-    def __enter__(self) -> Device:
+    def __enter__(self: D) -> D:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -24,7 +24,7 @@ from minidnn.run.choose import Options, Score, choose, smallest
 from minidnn.run.executor import Executor
 from minidnn.run.live import executor_for
 from minidnn.run.observe import GradientObserver
-from minidnn.run.timing import time_schedule
+from minidnn.run.timing import time_if_it_fits
 from minidnn.schedule.actions import Schedule
 from minidnn.units import format_size
 
@@ -41,7 +41,8 @@ class Purpose:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What is the same for all programs of a trainer. `parts`: a batch may come in several micro-batches."""
+    """What is the same for all programs of a trainer. `parts`: a batch may come in several micro-batches. `captured`:
+    training iterations are issued as CUDA graphs."""
 
     net: Sequential
     loss: Loss | None
@@ -52,6 +53,7 @@ class Recipe:
     sample_shape: tuple[int, ...]
     parts: bool = False
     max_norm: float | None = None
+    captured: bool = False
 
     @property
     def at_end(self) -> bool:
@@ -133,7 +135,7 @@ class Programs:
                     for mode in modes
                 ]
             # Of several candidates (dyn) the fastest is found by running them, before anything else has memory.
-            score = partial(time_schedule, self.device) if purpose.train and self.arena is None else None
+            score = partial(time_if_it_fits, self.device) if purpose.train and self.arena is None else None
             schedule = _first_fitting(graph, ways, profile, self.persistent or None, score)
             if not self.persistent:
                 self.persistent = _places(schedule)
@@ -146,7 +148,9 @@ class Programs:
         if key not in self.executors:
             assert self.arena is not None
             schedule = self.plan(purpose, rows)
-            executor = executor_for(self.device, schedule, self.arena, self.pinned)
+            executor = executor_for(
+                self.device, schedule, self.arena, self.pinned, self.recipe.captured and purpose.train
+            )
             for observer in self.observers if purpose.train else ():
                 observer.attach(executor)
             self.executors[key] = executor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
@@ -33,7 +34,7 @@ def agrees(case: Case) -> None:
         if error.needed is not None or case.fit != "high-end":
             raise
         return
-    assert outcome == reference(case.update)
+    assert outcome == reference(case.update), case
 
 
 @pytest.mark.parametrize("interleaving", ["eager", "lazy"])
@@ -45,10 +46,19 @@ def test_every_mode_trains_as_base(memory: str, interleaving: str) -> None:
 @pytest.mark.parametrize("block", range(12))
 def test_every_pair_of_settings_trains_as_base(block: int) -> None:
     for case in SAMPLE[block::12]:
-        try:
-            agrees(case)
-        except AssertionError as error:
-            raise AssertionError(f"{case}: {error}") from error
+        agrees(case)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("order", DIMENSIONS["order"])
+@pytest.mark.parametrize("memory", MODES)
+def test_the_full_product_trains_as_base(memory: str, order: str) -> None:
+    """Modes, orders, heuristics and interleavings, 20 seeds of the random one; the rest is drawn for each run."""
+    ways = [("eager", 0), ("lazy", 0), ("threads", 0), *(("random", seed) for seed in range(20))]
+    for fit, (interleaving, seed) in itertools.product(DIMENSIONS["fit"], ways):
+        rng = random.Random(f"{memory} {order} {fit} {interleaving} {seed}")
+        rest = {name: rng.choice(DIMENSIONS[name]) for name in ("target", "placement", "budget", "update")}
+        agrees(Case(memory, order, fit, interleaving, seed=seed, **rest))
 
 
 def test_the_sample_holds_every_pair_of_values() -> None:
