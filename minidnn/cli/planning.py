@@ -33,9 +33,22 @@ def training_graph(args: argparse.Namespace, target: Target | None = None) -> Gr
     net = create(args.model, input_shape=args.input)
     if net.input_shape is None:
         raise ArgumentError(f"model {args.model} says no input shape; give --input CxHxW")
-    chosen = target or Target(args.target or "paper", args.precision)
+    chosen = target or _measured_target(args) or Target(args.target or "paper", args.precision)
     shape = (args.batch, *net.input_shape)
     return build(net, nn.CrossEntropyLoss(), shape, chosen, optimizer=optim.SGD(0.01, momentum=0.9))
+
+
+def _measured_target(args: argparse.Namespace) -> Target | None:
+    """What a measured profile was measured for, unless `--target` names another."""
+    if args.profile is None or args.target is not None:
+        return None
+    target = Profile.load(Path(args.profile)).target
+    if target is not None and target.precision != args.precision:
+        raise ArgumentError(
+            f"--precision is {args.precision}; profile {args.profile} was measured at {target.precision}: "
+            f"add --precision {target.precision}"
+        )
+    return target
 
 
 def profile_for(args: argparse.Namespace, graph: Graph) -> Profile:

@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--seed", type=natural, default=0, metavar="N", help="of weights, order, dropout (default: 0)")
     run.add_argument("--device", default="auto", metavar="D", help="auto, host, cuda or cuda:1 (default: auto)")
     run.add_argument("--deterministic", action="store_true", help="use deterministic CUDA algorithms alone")
+    run.add_argument("--graph", action="store_true", help="issue each iteration as one CUDA graph (base and keep)")
     add_optimizer(parser.add_argument_group("optimizer"))
     memory = add_planning(parser)
     memory.add_argument("--memory", default="base", metavar="MODE", help=MODE_HELP)
@@ -113,7 +114,7 @@ def trainer_for(args: argparse.Namespace, net: nn.Sequential, data: Data) -> Tra
         net, nn.CrossEntropyLoss(label_smoothing=args.label_smoothing), optimizer(args, steps), args.batch,
         memory=args.memory, budget=args.budget, device=args.device, precision=args.precision, target=args.target,
         order=args.order, fit=args.fit, placement=args.placement, micro_batch=args.micro_batch, max_norm=args.clip,
-        seed=args.seed, input_shape=data.input_shape, deterministic=args.deterministic,
+        seed=args.seed, input_shape=data.input_shape, deterministic=args.deterministic, graph=args.graph,
     )  # fmt: skip
 
 

@@ -5,15 +5,14 @@ CuPy's thin bindings reach the driver and run-time library; memory comes from no
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import statistics
-import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +20,24 @@ import numpy as np
 
 from minidnn.device.base import Device, Event, Launcher, MemoryInfo, Operand, Region, Stream, numpy_dtype
 from minidnn.device.cuda_profile import plan_profile
+from minidnn.device.cuda_system import Slabs, open_libraries, refuse_allocations
 from minidnn.device.workers import Completion, Workers
-from minidnn.errors import ArgumentError, DeviceError, OutOfDeviceMemory, OutOfPinnedMemory
+from minidnn.errors import ArgumentError, DeviceError, OutOfDeviceMemory
 from minidnn.graph.graph import Graph
 from minidnn.graph.op import Op
-from minidnn.memory.pinned import check_host_limits
 from minidnn.ops.array import Array
 from minidnn.ops.blas import Blas
 from minidnn.ops.context import Context
 from minidnn.ops.cuda_ops import CONVOLUTIONS, OPS
-from minidnn.ops.cudnn_ops import Plans, load_cudnn
+from minidnn.ops.cudnn_ops import Plans
 from minidnn.ops.kernels import Kernels
 from minidnn.ops.plans import PlanStore
 from minidnn.profile.profile import Profile
-from minidnn.units import MiB, format_size, round_up
+from minidnn.units import MiB, format_size
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 SCRATCH_BYTES = 32 * MiB
-"""Behind the arena in the same allocation: cuBLAS's workspace (what Hopper wants) and partial sums of our kernels."""
-TOUCH_THREADS = 8
+"""The arena's first bytes: cuBLAS's workspace (what Hopper wants) and partial sums of our kernels."""
 _H2D, _D2H, _D2D = 1, 2, 3
 
 
@@ -72,14 +70,17 @@ class CudaDevice(Device):
 
     kind = "cuda"
     target = "native"
+    captures = True
+    scratch_bytes = SCRATCH_BYTES
 
     def __init__(self, index: int = 0, *, precision: str = "fp32", deterministic: bool = False) -> None:
         if precision not in PRECISIONS:
             raise ArgumentError(f"precision is {precision!r}; on CUDA it must be one of {', '.join(PRECISIONS)}")
         self.index = index
         self.deterministic = deterministic
-        self._runtime, self._cudnn = _libraries(index)
+        self._runtime, self._cudnn = open_libraries(index)
         self._runtime.setDevice(index)
+        self._slabs = Slabs(self._runtime)
         properties = self._runtime.getDeviceProperties(index)
         self.name = properties["name"].decode()
         self._streams: dict[str, CudaStream] = {}
@@ -87,7 +88,7 @@ class CudaDevice(Device):
         self._stamps: list[int] = []  # the same with time stamps
         self._made: list[int] = []
         self._arenas: dict[int, Region] = {}
-        self._slabs: dict[int, tuple[Region, mmap.mmap]] = {}
+        self._graphs: list[int] = []
         self._contexts: dict[tuple[str, int, str], Context] = {}
         self._plans: dict[str, Plans] = {}
         self._workers = Workers(partial(self._runtime.setDevice, index), self._await)
@@ -95,6 +96,7 @@ class CudaDevice(Device):
         self._closed = False
         self._kernels = Kernels()
         self._store = PlanStore(self._store_path())
+        self.libraries = f"cuDNN {self._cudnn.backend_version_string()}"
 
     def _store_path(self) -> Path:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -110,12 +112,11 @@ class CudaDevice(Device):
     def arena(self, nbytes: int) -> Region:
         self._runtime.setDevice(self.index)
         free, total = self._runtime.memGetInfo()
-        whole = round_up(nbytes, 512) + SCRATCH_BYTES
         try:
-            address = self._runtime.malloc(whole)
+            address = self._runtime.malloc(nbytes)
         except self._runtime.CUDARuntimeError as error:
             raise OutOfDeviceMemory(
-                f"the arena needs {format_size(whole)}; device {self.name} has {format_size(free)} free of "
+                f"the arena needs {format_size(nbytes)}; device {self.name} has {format_size(free)} free of "
                 f"{format_size(total)}: use a smaller batch or budget"
             ) from error
         region = Region(nbytes, address, None)
@@ -123,26 +124,8 @@ class CudaDevice(Device):
         return region
 
     def pinned(self, nbytes: int) -> Region:
-        check_host_limits(nbytes)
         self._runtime.setDevice(self.index)
-        try:
-            memory = mmap.mmap(-1, max(nbytes, 1))
-        except (OSError, ValueError) as error:
-            raise OutOfPinnedMemory(f"{format_size(nbytes)} of host memory cannot be taken: {error}") from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without huge pages: slower to take, nothing else
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        array = np.frombuffer(memory, np.uint8)[:nbytes]
-        _touch(array)
-        try:
-            self._runtime.hostRegister(array.ctypes.data, max(nbytes, 1), 1)  # portable: every context may use it
-        except self._runtime.CUDARuntimeError as error:
-            raise OutOfPinnedMemory(
-                f"{format_size(nbytes)} of host memory cannot be pinned ({error}); use a smaller batch or offload less"
-            ) from error
-        region = Region(nbytes, array.ctypes.data, array)
-        self._slabs[region.address] = (region, memory)
-        return region
+        return self._slabs.take(nbytes)
 
     def give_back(self, region: Region) -> None:
         self._runtime.setDevice(self.index)
@@ -154,17 +137,14 @@ class CudaDevice(Device):
                 blas.close()
             del self._arenas[region.address]
             self._runtime.free(region.address)
-        elif region.address in self._slabs:
-            _, memory = self._slabs.pop(region.address)
-            self._runtime.hostUnregister(region.address)
-            if hasattr(mmap, "MADV_DONTNEED"):
-                memory.madvise(mmap.MADV_DONTNEED)  # the bytes go at once, even where an array still refers to them
+        else:
+            self._slabs.give_back(region)
 
     def memory_info(self) -> MemoryInfo:
         self._runtime.setDevice(self.index)
         free, total = self._runtime.memGetInfo()
-        used = sum(round_up(r.nbytes, 512) + SCRATCH_BYTES for r in self._arenas.values())
-        return MemoryInfo(used, free, total, sum(r.nbytes for r, _ in self._slabs.values()))
+        used = sum(r.nbytes for r in self._arenas.values())
+        return MemoryInfo(used, free, total, sum(r.nbytes for r in self._slabs.regions))
 
     def write(self, arena: Region, offset: int, data: np.ndarray) -> None:
         _inside(arena, offset, data.nbytes)
@@ -257,6 +237,31 @@ class CudaDevice(Device):
         self._runtime.setDevice(self.index)
         self._guarded(self._runtime.deviceSynchronize)
 
+    def guard(self) -> AbstractContextManager[object]:
+        return refuse_allocations()
+
+    def capture(self, streams: Sequence[Stream], issue: Callable[[], None]) -> Launcher:
+        first, *others = streams
+        assert isinstance(first, CudaStream)
+        self._runtime.streamBeginCapture(first.handle, self._runtime.streamCaptureModeThreadLocal)
+        try:
+            begin = self.record(first)
+            for stream in others:
+                self.wait(stream, begin)
+            issue()
+            for stream in others:
+                self.wait(first, self.record(stream))
+        except BaseException:
+            with suppress(Exception):
+                self._runtime.streamEndCapture(first.handle)
+            raise
+        graph = self._runtime.streamEndCapture(first.handle)
+        try:
+            self._graphs.append(self._runtime.graphInstantiate(graph))
+        finally:
+            self._runtime.graphDestroy(graph)
+        return partial(self._runtime.graphLaunch, self._graphs[-1], first.handle)
+
     def after(self, worker: str, event: Event, action: Callable[[], None]) -> Event:
         return self._workers.submit(worker, event, action)
 
@@ -302,7 +307,7 @@ class CudaDevice(Device):
         """Where ops on that stream and in that arena are bound."""
         key = (stream.name, arena.address, precision)
         if key not in self._contexts:
-            scratch = (arena.address + round_up(arena.nbytes, 512), SCRATCH_BYTES)
+            scratch = (arena.address, SCRATCH_BYTES)
             self._contexts[key] = Context(
                 self._kernels, stream.handle, scratch, precision, self.deterministic, Blas(stream.handle, scratch),
                 self.plans(stream),
@@ -327,9 +332,14 @@ class CudaDevice(Device):
         """Whether an arena is taken."""
         return bool(self._arenas)
 
+    def scribble(self, arena: Region, operand: Operand) -> None:
+        self.fill(_array(arena, operand))
+
     def fill(self, array: Array) -> None:
-        """Random values."""
-        block = np.random.default_rng(0).standard_normal(min(array.size, 2**20)).astype(numpy_dtype(array.dtype))
+        """Random values; zeros where values are labels or indices."""
+        block = np.zeros(min(array.size, 2**20), numpy_dtype(array.dtype))
+        if block.dtype.kind not in "iu":
+            block = np.random.default_rng(0).standard_normal(block.size).astype(block.dtype)
         self._runtime.memcpy(array.address, block.ctypes.data, block.nbytes, _H2D)
         done = block.nbytes
         while done < array.nbytes:
@@ -338,13 +348,15 @@ class CudaDevice(Device):
             done += part
         self.synchronize()
 
-    def milliseconds(self, launch: Launcher, stream: CudaStream, repeats: int = 5) -> float:
-        """Median time of a launch on a stream, after one warm-up."""
+    def milliseconds(self, launch: Launcher, stream: CudaStream, hopeless: float = inf, repeats: int = 5) -> float:
+        """Median time of a launch on a stream, after one warm-up; of one that takes more than `hopeless` ms, that."""
         launch()
         stamps = [self.stamp(stream)]
         for _ in range(repeats):
             launch()
             stamps.append(self.stamp(stream))
+            if len(stamps) == 2 and hopeless < inf and (first := self.elapsed_ms(*stamps)) > hopeless:
+                return first
         return statistics.median(self.elapsed_ms(begin, end) for begin, end in pairwise(stamps))
 
     def close(self) -> None:
@@ -355,8 +367,10 @@ class CudaDevice(Device):
         with suppress(Exception):  # after an error in a kernel every call fails; the process's end frees all
             self._runtime.setDevice(self.index)
             self._runtime.deviceSynchronize()
-            for region in [*self._arenas.values(), *(r for r, _ in self._slabs.values())]:
+            for region in [*self._arenas.values(), *self._slabs.regions]:
                 self.give_back(region)
+            for graph in self._graphs:
+                self._runtime.graphExecDestroy(graph)
             for plans in self._plans.values():
                 plans.close()
             for stream in self._streams.values():
@@ -364,41 +378,6 @@ class CudaDevice(Device):
             for handle in self._made:
                 self._runtime.eventDestroy(handle)
         self._streams.clear()
-
-
-def _libraries(index: int) -> tuple[Any, Any]:
-    """CuPy's run-time bindings and the cuDNN frontend, once both are known to work."""
-    advice = "install them with: pip install 'minidnn[cuda13]' (or [cuda12] for Pascal and Volta cards)"
-    try:
-        from cupy_backends.cuda.api import runtime
-    except ImportError as error:
-        raise DeviceError(f"CUDA needs CuPy and the cuDNN frontend; {advice} ({error})") from error
-    try:
-        count = runtime.getDeviceCount()
-    except Exception as error:  # CuPy and the driver raise several types
-        raise DeviceError(f"no CUDA device can be used: {error}") from error
-    if not 0 <= index < count:
-        raise DeviceError(f"device is cuda:{index}; this machine has {count} CUDA devices, counted from 0")
-    try:
-        cudnn = load_cudnn()
-        cudnn.backend_version()
-    except Exception as error:  # the library is missing, or its dependencies are
-        raise DeviceError(f"CUDA needs cuDNN; {advice} ({error})") from error
-    return runtime, cudnn
-
-
-def _touch(array: np.ndarray) -> None:
-    """Let the kernel give the pages now, several threads at once: page faults are what taking memory costs."""
-    step = round_up(-(-array.nbytes // TOUCH_THREADS), 2 * MiB)
-
-    def work(begin: int) -> None:
-        array[begin : begin + step : mmap.PAGESIZE] = 0
-
-    threads = [threading.Thread(target=work, args=(begin,)) for begin in range(0, array.nbytes, step)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def _inside(region: Region, offset: int, nbytes: int) -> None:

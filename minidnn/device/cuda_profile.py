@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING
 
 from minidnn.graph.graph import Graph
@@ -24,16 +25,18 @@ if TYPE_CHECKING:
 
 SPARE = 256 * MiB
 """What measuring leaves free, for what the libraries take themselves."""
+HOPELESS = 1.5
+"""A plan whose first run takes so many times the best plan's time is not run again."""
 
 
 def plan_profile(device: CudaDevice, graph: Graph) -> Profile:
     """Entries for the graph's convolutions, fastest first."""
+    from tqdm import tqdm
+
     entries: dict[str, tuple[Algorithm, ...]] = {}
     plans = device.plans(device.stream("compute"))
-    for op in graph.ops:
-        key = op_key(graph, op)
-        if op.function not in CONVOLUTIONS or key in entries:
-            continue
+    convolutions = {op_key(graph, op): op for op in graph.ops if op.function in CONVOLUTIONS}
+    for key, op in tqdm(convolutions.items(), desc="measuring convolutions", disable=None, leave=False, delay=1.0):
         arrays = {argument: Array.of(graph.tensors[name], 0) for argument, name in op.bindings}
         p = problem(op.function, graph.target.precision, arrays, **dict(op.attributes))
         found = plans.algorithms(p)
@@ -42,14 +45,14 @@ def plan_profile(device: CudaDevice, graph: Graph) -> Profile:
             plans.record(p, times)
             found = plans.algorithms(p)
         entries[key] = found
-    return Profile(f"cuDNN's plans on {device.name}", entries)
+    return Profile(f"cuDNN's plans on {device.name}", entries, scratch_bytes=device.scratch_bytes)
 
 
 def _measure(
     device: CudaDevice, op: Op, p: Problem, arrays: Mapping[str, Array], found: tuple[Algorithm, ...]
 ) -> dict[str, float]:
     """ms by algorithm, on random values; what does not fit, or fails to run, has no time."""
-    places, end = {}, 0
+    places, end = {}, device.scratch_bytes
     for name, array in arrays.items():
         places[name] = end
         end = round_up(end + array.nbytes, 512)
@@ -70,7 +73,7 @@ def _measure(
                 launch = OPS[op.function](
                     context, **real, **dict(op.attributes), algorithm=a.name, workspace=region.address + end
                 )
-                times[a.name] = device.milliseconds(launch, stream)
+                times[a.name] = device.milliseconds(launch, stream, HOPELESS * min(times.values(), default=inf))
     finally:
         device.give_back(region)
     return times

@@ -26,6 +26,10 @@ SLOW_BUILD = 0.05
 """Seconds from which on building a plan counts as slow: it was compiled at run time and is worth keeping."""
 BUILD_SECONDS = 2.0
 """Time for slow builds per graph; heuristics list the best plans first, so later ones are passed over."""
+COMPILED = 3
+"""Plans per graph that are compiled at run time, at most, for the same reason."""
+EPILOGUE = ("b", "mask")
+"""Operands of what follows a convolution."""
 FUSED = "fused "
 """Prefix of the names of plans whose epilogue is fused."""
 
@@ -38,6 +42,7 @@ class Built:
     graph: Any
     index: int
     build_seconds: float
+    compiled: bool = False
 
 
 def load_cudnn() -> Any:
@@ -65,6 +70,7 @@ class Plans:
         cudnn.set_stream(handle=self._handle, stream=stream)
         self._types = {"float32": cudnn.data_type.FLOAT, "bfloat16": cudnn.data_type.BFLOAT16}
         self._built: dict[tuple[str, str], Built] = {}
+        self._refusal = "no engine is offered"
 
     def close(self) -> None:
         """Give the handle back."""
@@ -83,7 +89,8 @@ class Plans:
         if self.deterministic:
             known = tuple(a for a in known if a.deterministic)
         if not known:
-            raise DeviceError(f"cuDNN {self._cudnn.backend_version_string()} has no plan for {problem.key}")
+            version = self._cudnn.backend_version_string()
+            raise DeviceError(f"cuDNN {version} has no plan for {problem.key}: {self._refusal}")
         return known
 
     def explore(self, problem: Problem) -> tuple[Algorithm, ...]:
@@ -108,32 +115,40 @@ class Plans:
         blobs = {a.name: blob for a in known if (blob := self.store.blob(key, a.name))}
         self.store.put(key, tuple(replace(a, ms=times.get(a.name, a.ms)) for a in known), blobs)
 
-    def _candidates(self, problem: Problem) -> Iterator[Built]:
+    def _candidates(self, problem: Problem, only: str | None = None) -> Iterator[Built]:
+        """Plans as they get built; of a plan that is known by name, none but that."""
         for fused in (True, False) if problem.has_epilogue else (False,):
-            for deterministic in (True, False):  # the store keeps both kinds, whoever asks
-                yield from self._graph_plans(problem, fused, deterministic)
+            if only is None or fused == only.startswith(FUSED):
+                for deterministic in (True, False):  # the store keeps both kinds, whoever asks
+                    yield from self._graph_plans(problem, fused, deterministic, only)
 
-    def _graph_plans(self, problem: Problem, fused: bool, deterministic: bool) -> Iterator[Built]:
+    def _graph_plans(self, problem: Problem, fused: bool, deterministic: bool, only: str | None) -> Iterator[Built]:
         """The plans of one graph. Those that are deterministic and those that are not are disjoint by selection."""
         try:
             graph = self._graph(problem, fused, deterministic)
             count = graph.get_execution_plan_count()
-        except Exception:  # the frontend raises several types; all mean that this graph is not supported
+        except Exception as error:  # the frontend raises several types; all mean that this graph is not supported
+            self._refusal = str(error)
             return
-        slow = 0.0
+        slow, compiled = 0.0, 0
         for index in range(count):
-            if slow > self.build_seconds and self._compiles(graph, index):
+            name = (FUSED if fused else "") + graph.get_plan_name_at_index(index)
+            compiles = self._compiles(graph, index)
+            if only is not None and name != only:
+                continue
+            if only is None and compiles and (compiled == COMPILED or slow > self.build_seconds):
                 continue
             begin = time.perf_counter()
             try:
                 graph.build_plan_at_index(index)
-            except Exception:  # deselected, or not possible on this card: the next one may be
+            except Exception as error:  # deselected, or not possible on this card: the next one may be
+                self._refusal = str(error)
                 continue
             seconds = time.perf_counter() - begin
+            compiled += compiles
             slow += seconds if seconds >= SLOW_BUILD else 0.0
-            name = (FUSED if fused else "") + graph.get_plan_name_at_index(index)
             workspace = int(graph.get_workspace_size_plan_at_index(index))
-            yield Built(Algorithm(name, workspace, None, deterministic), graph, index, seconds)
+            yield Built(Algorithm(name, workspace, None, deterministic), graph, index, seconds, compiles)
 
     def _compiles(self, graph: Any, index: int) -> bool:
         """Whether building the plan compiles code (seconds)."""
@@ -156,7 +171,11 @@ class Plans:
             "pre_padding": [p[0] for p in problem.padding], "post_padding": [p[1] for p in problem.padding],
             "stride": list(problem.stride), "dilation": list(problem.dilation),
         }  # fmt: skip
-        tensors = {name: self._tensor(graph, name, a, uid) for uid, (name, a) in enumerate(problem.operands, 1)}
+        tensors = {  # the graph makes its output itself, and must not know of what it does not use
+            name: self._tensor(graph, name, a, uid)
+            for uid, (name, a) in enumerate(problem.operands[:-1], 1)
+            if fused or name not in EPILOGUE
+        }
         if problem.function == "conv2d_forward":
             output = graph.conv_fprop(image=tensors["x"], weight=tensors["w"], **window)
             if fused and "b" in arrays:
@@ -200,7 +219,7 @@ class Plans:
         """The convolution alone (with its epilogue if the plan fuses it), on the problem's addresses."""
         built = self._find(problem, algorithm)
         fused = algorithm.startswith(FUSED)
-        unused = () if fused else ("b", "mask")
+        unused = () if fused else EPILOGUE
         addresses = {uid: a.address for uid, (n, a) in enumerate(problem.operands, 1) if n not in unused}
         if built.index < 0:
             return partial(built.graph._execute, addresses, workspace, self._handle, None, None, None)
@@ -212,14 +231,10 @@ class Plans:
         if key not in self._built:
             built = self._restore(problem, algorithm)
             if built is None:
-                for candidate in self._candidates(problem):
-                    self._built.setdefault((problem.key, candidate.algorithm.name), candidate)
-                    if candidate.algorithm.name == algorithm:
-                        break
-                else:
-                    raise DeviceError(f"cuDNN has no plan {algorithm!r} for {problem.key}; profile this card again")
-            else:
-                self._built[key] = built
+                built = next(self._candidates(problem, only=algorithm), None)
+            if built is None:
+                raise DeviceError(f"cuDNN has no plan {algorithm!r} for {problem.key}; profile this card again")
+            self._built[key] = built
         return self._built[key]
 
     def _restore(self, problem: Problem, algorithm: str) -> Built | None:

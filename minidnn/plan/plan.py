@@ -24,7 +24,8 @@ class Plan:
     are freed by release workers), or "none" (streams and events only). `rule`: how algorithms were picked; those of
     "g" are bounded by the room that each stage leaves, once that is known. `lifetime`: buffers end at their
     "last-use", or stay for the "iteration". `reserve`: bytes to take for a tensor where more than its own.
-    `free_before`: offloaded tensor -> the op before whose allocations its release is counted as done.
+    `free_before`: offloaded tensor -> the op before whose allocations its release is counted as done. `scratch`:
+    bytes in front of all tensors that the device's libraries use.
     """
 
     mode: str
@@ -38,6 +39,7 @@ class Plan:
     lifetime: str = "last-use"
     reserve: Mapping[str, int] = field(default_factory=dict)
     free_before: Mapping[str, int] = field(default_factory=dict)
+    scratch: int = 0
 
     def algorithm(self, op: Op) -> Algorithm:
         """The algorithm chosen for an op."""

@@ -3,7 +3,7 @@ is executed here: the network's input is never copied out, and both directions m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minidnn.graph.graph import Graph
 from minidnn.graph.tensor import Role
@@ -51,5 +51,5 @@ def in_core_peak(graph: Graph, profile: Profile) -> int:
     fragmentation."""
     mode = Mode("keep(m)", "keep", None, "m")
     (plan,) = POLICIES["keep"](Request(graph, profile, mode))
-    draft = walk(graph, plan)
+    draft = walk(graph, replace(plan, scratch=profile.scratch_bytes))
     return draft.persistent_bytes + lower_bound(lifetimes(draft.actions), ALIGNMENT)

@@ -96,7 +96,8 @@ def candidates(
     refused: BudgetError | None = None
     served = False
     for proposed in POLICIES[mode.family](Request(graph, profile, mode, options.order)):
-        plan = replace(proposed, algorithms={**proposed.algorithms, **options.algorithms})
+        algorithms = {**proposed.algorithms, **options.algorithms}
+        plan = replace(proposed, algorithms=algorithms, scratch=profile.scratch_bytes)
         try:
             schedule = schedule_of(graph, plan, profile, options, persistent)
         except BudgetError as error:

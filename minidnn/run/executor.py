@@ -76,9 +76,10 @@ class Executor:
         self.slot = slot
         label = "start"
         try:
-            for _, label, step in self.steps:
-                self.device.mark(label)
-                step()
+            with self.device.guard():
+                for _, label, step in self.steps:
+                    self.device.mark(label)
+                    step()
         except BaseException as error:
             self.device.abandon()
             raise_at(error, label)

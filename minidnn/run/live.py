@@ -17,6 +17,7 @@ from minidnn.memory.place import lower_bound
 from minidnn.memory.pool import Allocator, Block, Pool
 from minidnn.memory.sizing import smallest_pool
 from minidnn.plan.plan import Plan
+from minidnn.run.captured import CapturedExecutor
 from minidnn.run.executor import Executor, Step
 from minidnn.run.slot import BatchSlot
 from minidnn.schedule.actions import Action, Alloc, Buffer, Free, Launch, Release, Schedule
@@ -108,8 +109,15 @@ class LiveExecutor(Executor):
         super().run(slot)
 
 
-def executor_for(device: Device, schedule: Schedule, arena: Region, pinned: Region | None) -> Executor:
-    """The executor of a schedule: planned, or with a run-time pool of the schedule's size and heuristic."""
+def executor_for(
+    device: Device, schedule: Schedule, arena: Region, pinned: Region | None, captured: bool = False
+) -> Executor:
+    """The executor of a schedule: planned, or with a run-time pool of the schedule's size and heuristic; or, planned
+    and `captured`, from CUDA graphs. Raises ArgumentError where these cannot be combined."""
+    if captured:
+        if schedule.placement == "live":
+            raise ArgumentError("placement is 'live'; a CUDA graph needs fixed addresses: use 'planned'")
+        return CapturedExecutor(device, schedule, arena, pinned)
     if schedule.placement == "live":
         return LiveExecutor(device, schedule, arena, pinned, Pool(schedule.pool_bytes, schedule.fit))
     return Executor(device, schedule, arena, pinned)

@@ -78,7 +78,8 @@ class Trainer:
     (int or `"4GiB"`; None: what the mode needs), `device` `"auto"`, `"host"`, `"cuda"`, `"cuda:1"` or an open Device,
     `precision` fp32, tf32, bf16 (host also fp64), `target` "paper" or "native" (None: the device's).
     `micro_batch` rows at a time are computed, gradients summed, one update made. `max_norm` clips gradients.
-    `algorithms` fixes those of some ops by name, whatever the mode's rule says.
+    `algorithms` fixes those of some ops by name, whatever the mode's rule says. `graph` issues each training iteration
+    as one CUDA graph (modes in which the host does nothing: base, keep).
 
     Raises ShapeError naming a layer, BudgetError with the smallest budget that works, OutOfDeviceMemory and
     OutOfPinnedMemory before the first step.
@@ -90,7 +91,7 @@ class Trainer:
         target: str | None = None, order: str = "prefetch-first", fit: str | None = None, placement: str = "planned",
         micro_batch: int | None = None, max_norm: float | None = None, seed: int = 0,
         input_shape: tuple[int, ...] | None = None, deterministic: bool = False,
-        algorithms: Mapping[str, Algorithm] | None = None,
+        algorithms: Mapping[str, Algorithm] | None = None, graph: bool = False,
     ) -> None:  # fmt: skip
         check_parts(net, loss, optimizer, device)
         check_numbers(batch, micro_batch, max_norm, seed)
@@ -112,10 +113,14 @@ class Trainer:
             open_device(device, precision=precision, deterministic=deterministic) if isinstance(device, str) else device
         )
         try:
+            if graph and not self.device.captures:
+                raise ArgumentError(f"graph is True; device {self.device.name} has no CUDA graphs: use device='cuda'")
             name = target or self.device.target
             self.target = Target(name, precision, self.device.layout(name, precision))
             parts = self.micro_batch < batch
-            recipe = Recipe(net, loss, optimizer, self.target, mode, options, self.sample_shape, parts, max_norm)
+            recipe = Recipe(
+                net, loss, optimizer, self.target, mode, options, self.sample_shape, parts, max_norm, graph
+            )
             self.programs = Programs(self.device, recipe, self.micro_batch, self._first_purposes())
             self._open()
         except BaseException:

@@ -110,6 +110,10 @@ class Frontend:
     def backend_version() -> int:
         return 0
 
+    @staticmethod
+    def backend_version_string() -> str:
+        return "0.0.0"
+
 
 def at(array: Array) -> np.ndarray:
     """The memory of an array as NumPy sees it."""
@@ -181,7 +185,7 @@ def fake_cuda(**options: Any) -> Iterator[tuple[CudaDevice, RuntimeLibrary]]:
     """An open device, and the library that it talks to."""
     runtime = RuntimeLibrary()
     replaced: dict[str, Any] = {
-        "_libraries": lambda index: (runtime, Frontend), "Kernels": EmulatedKernels, "Plans": HostPlans,
+        "open_libraries": lambda index: (runtime, Frontend), "Kernels": EmulatedKernels, "Plans": HostPlans,
         "Blas": HostBlas, "PlanStore": lambda path: PlanStore(None),
     }  # fmt: skip
     with patch.multiple("minidnn.device.cuda", **replaced):

@@ -20,7 +20,7 @@ ROWS = (
      "minidnn.data"),
     ("minidnn.run.program", "minidnn.run.footprint"),
     ("minidnn.run.choose",),
-    ("minidnn.run.executor", "minidnn.run.simulator", "minidnn.run.live", "minidnn.run.observe", "minidnn.run.record",
+    ("minidnn.run.executor", "minidnn.run.captured", "minidnn.run.simulator", "minidnn.run.live", "minidnn.run.observe", "minidnn.run.record",
      "minidnn.run.timing"),
     ("minidnn.run.timeline", "minidnn.run.slot", "minidnn.run.weights", "minidnn.run.bound", "minidnn.run.arguments",
      "minidnn.run.__init__", "minidnn.device", "minidnn.ops"),
@@ -36,7 +36,7 @@ ROWS = (
 )  # fmt: skip
 
 HEAVY = {"cupy", "cupyx", "cudnn", "numba", "matplotlib", "PIL", "torch", "tqdm"}
-CUDA_FILES = {"device/cuda.py", "ops/cudnn_ops.py", "ops/kernels.py"}
+CUDA_FILES = {"device/cuda.py", "device/cuda_system.py", "ops/cudnn_ops.py", "ops/kernels.py"}
 MODULES = {
     ".".join(["minidnn", *path.relative_to(PACKAGE).with_suffix("").parts]): path
     for folder in (PACKAGE, PACKAGE / "models")  # rglob does not follow the symlink

@@ -1,0 +1,92 @@
+"""`minidnn profile MODEL`: measure every operation of a network, with every algorithm, and the host link, on a GPU."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from minidnn import nn, optim
+from minidnn.cli.options import PRECISION_HELP, Console, add_model, count
+from minidnn.device.base import Device
+from minidnn.device.measure import measured_profile
+from minidnn.device.open import open_device
+from minidnn.errors import ArgumentError
+from minidnn.graph.build import build
+from minidnn.graph.graph import Graph, Target
+from minidnn.models import create
+from minidnn.profile.profile import Profile
+from minidnn.units import format_size
+
+EXAMPLE = "minidnn profile vgg16 --batch 64 --precision bf16 -o profile.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL, what to measure, and the file."""
+    add_model(parser)
+    run_group = parser.add_argument_group("run")
+    run_group.add_argument("--batch", type=count, default=64, metavar="N", help="images in a batch (default: 64)")
+    run_group.add_argument("--precision", default="fp32", choices=("fp32", "tf32", "bf16"), help=PRECISION_HELP)
+    run_group.add_argument("--device", default="cuda", metavar="D", help="cuda or cuda:1 (default: cuda)")
+    run_group.add_argument("--deterministic", action="store_true", help="deterministic algorithms alone")
+    run_group.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile (JSON) for --profile")
+
+
+def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Measure, write, print a summary; return it."""
+    if not args.device.startswith("cuda"):
+        raise ArgumentError(f"--device is {args.device!r}; only a CUDA device can be profiled, such as cuda or cuda:1")
+    folder = Path(args.output).resolve().parent
+    if not folder.is_dir():
+        raise ArgumentError(f"--output is {args.output!r}; there is no folder {folder}")
+    with open_device(args.device, precision=args.precision, deterministic=args.deterministic) as device:
+        graphs = _graphs(args, device)
+        profile = measured_profile(device, graphs)
+    profile.save(Path(args.output))
+    result = _summary(args, profile, graphs[0])
+    console.say(_report(result))
+    return result
+
+
+def _graphs(args: argparse.Namespace, device: Device) -> list[Graph]:
+    """The training iteration with both kinds of update: inside backward, and one for all weights at the end."""
+    net = create(args.model, input_shape=args.input)
+    if net.input_shape is None:
+        raise ArgumentError(f"model {args.model} says no input shape; give --input CxHxW")
+    target = Target(device.target, args.precision, device.layout(device.target, args.precision))
+    shape = (args.batch, *net.input_shape)
+    return [
+        build(net, nn.CrossEntropyLoss(), shape, target, optimizer=optim.SGD(0.01, momentum=0.9), update=update)
+        for update in ("per-layer", "at-end")
+    ]
+
+
+def _summary(args: argparse.Namespace, profile: Profile, graph: Graph) -> dict[str, Any]:
+    kinds: dict[str, float] = {}
+    for op in graph.ops:
+        kinds[op.kind] = kinds.get(op.kind, 0.0) + (profile.algorithms(graph, op)[0].ms or 0.0)
+    assert profile.link is not None
+    return {
+        "model": args.model, "batch": args.batch, "precision": args.precision, "source": profile.source,
+        "entries": len(profile.entries), "algorithms": sum(len(ways) for ways in profile.entries.values()),
+        "compute_ms": sum(kinds.values()), "ms_by_kind": kinds, "d2h_gb_per_s": profile.link.d2h / 1e9,
+        "h2d_gb_per_s": profile.link.h2d / 1e9, "duplex": profile.link.duplex, "launch_ms": profile.launch_ms,
+        "scratch_bytes": profile.scratch_bytes, "file": str(args.output),
+    }  # fmt: skip
+
+
+def _report(result: dict[str, Any]) -> str:
+    """The same for a reader."""
+    ways = f"{result['entries']} operations, {result['algorithms']} algorithms"
+    lines = [f"{result['model']}, batch {result['batch']}, {result['precision']}, {result['source']}: {ways}"]
+    kinds = sorted(result["ms_by_kind"].items(), key=lambda item: -item[1])
+    lines += [f"  {kind:20} {ms:9.3f} ms" for kind, ms in kinds]
+    both = "both ways at once" if result["duplex"] else "one way at a time"
+    lines += [
+        f"  all, fastest         {result['compute_ms']:9.3f} ms",
+        f"link: {result['d2h_gb_per_s']:.1f} GB/s to the host, {result['h2d_gb_per_s']:.1f} GB/s from it, {both}",
+        f"libraries' scratch: {format_size(result['scratch_bytes'])}; a launch costs the host "
+        f"{result['launch_ms'] * 1e3:.0f} us",
+        f"written to {result['file']}",
+    ]
+    return "\n".join(lines)
