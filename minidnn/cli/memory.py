@@ -15,6 +15,7 @@ from minidnn.memory.trace import aggregate_peak, load_trace, save_trace
 from minidnn.run.footprint import Footprint, footprint
 from minidnn.schedule.actions import Schedule
 from minidnn.schedule.lifetimes import trace
+from minidnn.schedule.timings import observe
 from minidnn.units import format_size
 
 EXAMPLE = 'minidnn memory vgg16 --batch 64 --mode "vdnn:all(m)" --plot map.png'
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     graph_name = f"{graph.target.name} graph, {args.precision}"
     console.say(f"{args.model}, batch {args.batch}, {args.mode}, {args.order}, {graph_name}")
     console.say(_table(found, fit))
+    observed = _observed(schedule, fit, console) if args.placement == "live" else {}
     if args.save_trace is not None:
         save_trace(trace(graph, schedule.plan, schedule.actions), Path(args.save_trace))
     if args.plot is not None:
@@ -73,7 +75,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     return {
         "model": args.model, "batch": args.batch, "mode": args.mode, "order": args.order, "fit": fit,
         "target": graph.target.name, "precision": args.precision, "profile": profile.source, **found.as_dict(),
-        "persistent_bytes": schedule.persistent_bytes, "peak_bytes": schedule.peak_bytes,
+        "persistent_bytes": schedule.persistent_bytes, "peak_bytes": schedule.peak_bytes, **observed,
     }  # fmt: skip
 
 
@@ -86,6 +88,15 @@ def _table(found: Footprint, fit: str) -> str:
         lines.append(f"{title.format(fit=fit):52} {format_size(size):>12}  {size:>14}")
     pairs = " ".join(f"{m}->{i}" for m, i in found.prefetch)
     return "\n".join([*lines, f"prefetch (during backward of m, X of layer i): {pairs or 'none'}"])
+
+
+def _observed(schedule: Schedule, fit: str, console: Console) -> dict[str, int]:
+    """What a run-time pool needs when releases come at times that nobody planned."""
+    found = observe(schedule, fit)
+    title = f"largest need observed over {found.timings} release timings ({fit})"
+    console.say(f"{title:52} {format_size(found.nbytes):>12}  {found.nbytes:>14}")
+    console.say(f"timings that end in a dead end at the searched size: {found.dead_ends} of {found.timings}")
+    return {"observed_pool_bytes": found.nbytes, "dead_ends": found.dead_ends, "timings": found.timings}
 
 
 def _foreign(args: argparse.Namespace, console: Console) -> dict[str, Any]:

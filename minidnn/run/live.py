@@ -8,6 +8,7 @@ waiting for the oldest is waiting for the next.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from minidnn.device.base import Device, Event, Region
@@ -23,6 +24,7 @@ from minidnn.run.slot import BatchSlot
 from minidnn.schedule.actions import Action, Alloc, Buffer, Free, Launch, Release, Schedule
 from minidnn.schedule.lifetimes import lifetimes, pool_role, trace
 from minidnn.schedule.lower import ALIGNMENT, walk
+from minidnn.schedule.timings import observe
 
 
 def live_schedule(
@@ -31,9 +33,10 @@ def live_schedule(
 ) -> Schedule:  # fmt: skip
     """The schedule of a plan without offsets, for a run-time pool with heuristic `fit`.
 
-    The pool has what `budget` bytes of arena leave; where that is not given, too little, or the rare size that serves
-    worse than a smaller one, what the paper's search finds with every release at its soonest. Releases that come
-    later may need more. Raises ArgumentError for a plan that orders its copies by offsets instead of host waits.
+    The pool has what `budget` bytes of arena leave; without a budget the largest need observed over many release
+    timings. Where the budget leaves too little, or the rare size that serves worse than a smaller one, it has what the
+    paper's search finds with every release at its soonest; releases that come later may need more. Raises
+    ArgumentError for a plan that orders its copies by offsets instead of host waits.
     """
     if plan.sync == "none" and plan.offload:
         raise ArgumentError(f"placement is 'live'; memory mode {plan.mode} orders its copies by offsets: use 'planned'")
@@ -43,10 +46,11 @@ def live_schedule(
     room = 0 if budget is None else (budget - draft.persistent_bytes) // ALIGNMENT * ALIGNMENT
     if room > nbytes and smallest_pool(requests, fit, start=room).nbytes == room:
         nbytes = room
-    return Schedule(
+    schedule = Schedule(
         graph, plan, tuple(draft.actions), draft.persistent, draft.persistent_bytes, nbytes, draft.pinned, "live", fit,
         lower_bound(lifetimes(draft.actions), ALIGNMENT),
     )  # fmt: skip
+    return schedule if budget is not None else replace(schedule, pool_bytes=observe(schedule, fit).nbytes)
 
 
 class LiveExecutor(Executor):

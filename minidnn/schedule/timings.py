@@ -1,0 +1,97 @@
+"""How much a run-time pool needs when frees come at times that nobody planned (`placement=live`).
+
+A release ends some time after its copy-out was issued, in the order of issue, and at the latest when an allocation has
+to wait for it or the host awaits all. Which free block an allocation finds depends on that, so the same trace can fit
+at one timing and end in a request that nothing pending can serve at another, even in a pool in which the planned
+placement runs. What is reported here is observed over many timings, not proved.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from minidnn.memory.pool import Block, Pool
+from minidnn.memory.sizing import smallest_pool
+from minidnn.memory.trace import GRANULARITY
+from minidnn.schedule.actions import Alloc, AwaitReleases, Free, Schedule
+from minidnn.schedule.lifetimes import pool_role, trace
+from minidnn.units import round_up
+
+TIMINGS = 1000
+LONGEST = 24
+"""Allocations by which a release lags behind its copy-out at most, where it is drawn at random."""
+
+Lag = Callable[[], int]
+"""How many allocations later a release ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """`nbytes`: the largest need over all timings tried. `dead_ends`: how many of them fail in a pool of `searched`
+    bytes, which suffices where every release comes at once (the paper's search)."""
+
+    nbytes: int
+    searched: int
+    dead_ends: int
+    timings: int
+
+
+def _lag(number: int) -> Lag:
+    """Timing 0 is eager (each release ends at once), 1 lazy (only when somebody waits), the others are random."""
+    if number < 2:
+        return lambda: number << 30
+    draw = Random(number)
+    return lambda: draw.randrange(LONGEST)
+
+
+def observe(schedule: Schedule, fit: str, timings: int = TIMINGS) -> Observed:
+    """Replay the schedule's allocations at many release timings, in pools with heuristic `fit`.
+
+    Raises BudgetError where the heuristic serves the trace from no size of pool.
+    """
+    searched = need = smallest_pool(trace(schedule.graph, schedule.plan, schedule.actions), fit).nbytes
+    releases = any(isinstance(a, Free) and a.until >= 0 for a in schedule.actions)
+    count, dead_ends = (timings + 2 if releases else 1), 0
+    for number in range(count):
+        dead_ends += _missing(schedule, fit, searched, _lag(number)) > 0
+        while missing := _missing(schedule, fit, need, _lag(number)):
+            need = round_up(need + missing, GRANULARITY)
+    return Observed(need, searched, dead_ends, count)
+
+
+def _missing(schedule: Schedule, fit: str, nbytes: int, lag: Lag) -> int:
+    """Bytes that were missing at a dead end; 0 where the iteration runs through."""
+    pool = Pool(nbytes, fit)
+    blocks: dict[str, Block] = {}
+    pending: deque[tuple[int, str]] = deque()
+    allocations = 0
+
+    def settle() -> None:
+        pool.free(blocks.pop(pending.popleft()[1]))
+
+    for action in schedule.actions:
+        if isinstance(action, Alloc):
+            allocations += 1
+            while pending and pending[0][0] <= allocations:
+                settle()
+            buffer = action.buffer
+            role = pool_role(schedule.graph, schedule.plan, buffer)
+            block = pool.try_allocate(buffer.nbytes, role, buffer.key)
+            while block is None and pending:
+                settle()
+                block = pool.try_allocate(buffer.nbytes, role, buffer.key)
+            if block is None:
+                return max(round_up(buffer.nbytes, GRANULARITY) - pool.reach(role), GRANULARITY)
+            blocks[buffer.key] = block
+        elif isinstance(action, Free) and action.until >= 0:
+            pending.extend((allocations + lag(), b.key) for b in action.frees)
+        elif isinstance(action, Free):
+            for buffer in action.frees:
+                pool.free(blocks.pop(buffer.key))
+        elif isinstance(action, AwaitReleases):
+            while pending:
+                settle()
+    return 0
