@@ -54,11 +54,14 @@ def observe(schedule: Schedule, fit: str, timings: int = TIMINGS) -> Observed:
     """
     searched = need = smallest_pool(trace(schedule.graph, schedule.plan, schedule.actions), fit).nbytes
     releases = any(isinstance(a, Free) and a.until >= 0 for a in schedule.actions)
-    count, dead_ends = (timings + 2 if releases else 1), 0
-    for number in range(count):
-        dead_ends += _missing(schedule, fit, searched, _lag(number)) > 0
-        while missing := _missing(schedule, fit, need, _lag(number)):
-            need = round_up(need + missing, GRANULARITY)
+    count = timings + 2 if releases else 1
+    dead_ends = sum(_missing(schedule, fit, searched, _lag(number)) > 0 for number in range(count))
+    grown = dead_ends > 0
+    while grown:  # a larger pool may fail where a smaller one served, so all timings are tried again
+        grown = False
+        for number in range(count):
+            while missing := _missing(schedule, fit, need, _lag(number)):
+                need, grown = round_up(need + missing, GRANULARITY), True
     return Observed(need, searched, dead_ends, count)
 
 
