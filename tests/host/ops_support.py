@@ -76,9 +76,19 @@ def tensor(array: Array, grad: bool = False) -> Any:
     return torch.tensor(np.ascontiguousarray(array, dtype), requires_grad=grad)
 
 
+READ_ONLY = ("x", "dy", "b", "mask", "saved", "labels", "target", "class_weight", "scalars", "index")
+
+
 def run(name: str, **arguments: Any) -> None:
-    """Call an op by its name, as a device does."""
+    """Call an op by its name, as a device does, and see that it leaves alone what it only reads."""
+    arrays = {key: value for key, value in arguments.items() if isinstance(value, np.ndarray)}
+    written = [v for key, v in arrays.items() if key in ("y", "dx") or (key == "index" and name.endswith("forward"))]
+    read = {
+        key: bits(value) for key, value in arrays.items()
+        if key in READ_ONLY and not any(np.shares_memory(value, out) for out in written)
+    }  # fmt: skip
     OPS[name](**arguments)
+    assert [key for key, before in read.items() if bits(arrays[key]) != before] == []
 
 
 def assert_close(actual: Array, expected: Any, dtype: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidnn.ops.philox import philox4x32
+from minidnn.ops.philox import dropout, philox4x32
 from tests.host.ops_support import Maker, bits, dtypes, layouts, run, seeds
 
 # Counter, key, words: the known answers for philox4x32 with 10 rounds that Random123 publishes (kat_vectors).
@@ -55,6 +55,16 @@ def test_dropout_keeps_what_its_definition_keeps(
         out = given_array if in_place else make.blank(shape)
         run(name, scalars=scalars, p=p, op=op, **{source: given_array, target: out})
         assert bits(out) == bits(expected)
+
+
+def test_a_word_equal_to_the_threshold_is_kept() -> None:
+    x, y = np.ones(4, np.float32), np.empty(4, np.float32)
+    expected = words((0, 0, 0, 0), (0, 0))
+    for lane, threshold in enumerate(expected):
+        dropout(x, y, np.zeros(5, np.uint64), np.uint64(threshold), np.float32(1))
+        assert y[lane] == 1
+        dropout(x, y, np.zeros(5, np.uint64), np.uint64(threshold + 1), np.float32(1))
+        assert y[lane] == 0
 
 
 def test_dropout_drops_the_share_that_it_is_told_to() -> None:
