@@ -21,11 +21,9 @@ from minidnn.schedule.lifetimes import pool_role, trace
 from minidnn.units import round_up
 
 TIMINGS = 1000
-LONGEST = 24
-"""Allocations by which a release lags behind its copy-out at most, where it is drawn at random."""
 
-Lag = Callable[[], int]
-"""How many allocations later a release ends."""
+Ends = Callable[[], bool]
+"""Asked at each allocation, until it says no: does the oldest pending release end now?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +37,14 @@ class Observed:
     timings: int
 
 
-def _lag(number: int) -> Lag:
-    """Timing 0 is eager (each release ends at once), 1 lazy (only when somebody waits), the others are random."""
+def _timing(number: int) -> Ends:
+    """Timing 0 is eager (each release ends at once), 1 lazy (only when somebody waits); the others are random, each
+    with a pace of its own, so that some keep up with the copies and some fall far behind."""
     if number < 2:
-        return lambda: number << 30
+        return lambda: number == 0
     draw = Random(number)
-    return lambda: draw.randrange(LONGEST)
+    pace = draw.random()
+    return lambda: draw.random() < pace
 
 
 def observe(schedule: Schedule, fit: str, timings: int = TIMINGS) -> Observed:
@@ -55,30 +55,28 @@ def observe(schedule: Schedule, fit: str, timings: int = TIMINGS) -> Observed:
     searched = need = smallest_pool(trace(schedule.graph, schedule.plan, schedule.actions), fit).nbytes
     releases = any(isinstance(a, Free) and a.until >= 0 for a in schedule.actions)
     count = timings + 2 if releases else 1
-    dead_ends = sum(_missing(schedule, fit, searched, _lag(number)) > 0 for number in range(count))
+    dead_ends = sum(_missing(schedule, fit, searched, _timing(number)) > 0 for number in range(count))
     grown = dead_ends > 0
     while grown:  # a larger pool may fail where a smaller one served, so all timings are tried again
         grown = False
         for number in range(count):
-            while missing := _missing(schedule, fit, need, _lag(number)):
+            while missing := _missing(schedule, fit, need, _timing(number)):
                 need, grown = round_up(need + missing, GRANULARITY), True
     return Observed(need, searched, dead_ends, count)
 
 
-def _missing(schedule: Schedule, fit: str, nbytes: int, lag: Lag) -> int:
+def _missing(schedule: Schedule, fit: str, nbytes: int, ends: Ends) -> int:
     """Bytes that were missing at a dead end; 0 where the iteration runs through."""
     pool = Pool(nbytes, fit)
     blocks: dict[str, Block] = {}
-    pending: deque[tuple[int, str]] = deque()
-    allocations = 0
+    pending: deque[str] = deque()
 
     def settle() -> None:
-        pool.free(blocks.pop(pending.popleft()[1]))
+        pool.free(blocks.pop(pending.popleft()))
 
     for action in schedule.actions:
         if isinstance(action, Alloc):
-            allocations += 1
-            while pending and pending[0][0] <= allocations:
+            while pending and ends():
                 settle()
             buffer = action.buffer
             role = pool_role(schedule.graph, schedule.plan, buffer)
@@ -90,7 +88,7 @@ def _missing(schedule: Schedule, fit: str, nbytes: int, lag: Lag) -> int:
                 return max(round_up(buffer.nbytes, GRANULARITY) - pool.reach(role), GRANULARITY)
             blocks[buffer.key] = block
         elif isinstance(action, Free) and action.until >= 0:
-            pending.extend((allocations + lag(), b.key) for b in action.frees)
+            pending.extend(b.key for b in action.frees)
         elif isinstance(action, Free):
             for buffer in action.frees:
                 pool.free(blocks.pop(buffer.key))
