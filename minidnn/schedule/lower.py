@@ -153,6 +153,9 @@ class Walk:
         self._await_arrivals(start, stop)
         for i in range(start, stop):
             self._launch(i, space)
+        if not self._eager:  # before the copy-outs below: a free that queues behind them on their lane comes too late
+            self._leave([n for n in leaving if n not in departing])
+            leaving = [n for n in leaving if n in departing]
         for name in departing:
             if name in new or not self._eager:
                 self._copy_out(name)
@@ -166,7 +169,11 @@ class Walk:
             self._host_sync(MEMORY)
         ended = [self.live[n] for n in self._ending(start, stop) if n not in leaving]
         self._free([*([space] if space else []), *ended])
-        for name in leaving:
+        self._leave(leaving)
+
+    def _leave(self, names: list[str]) -> None:
+        """These offloaded tensors are not read again before backward."""
+        for name in names:
             buffer = self.live.pop(name)
             if self.graph.tensors[name].role is Role.INPUT or self.plan.sync == "both":
                 self._free([buffer])
@@ -230,20 +237,29 @@ class Walk:
 
     def _needed(self, start: int, stop: int, new: list[str]) -> list[str]:
         names = dict.fromkeys(n for op in self.graph.ops[start:stop] for n in op.tensors)
-        own = {b.tensor for b in self.persistent}
-        return [n for n in names if n not in new and n not in own]
+        return [n for n in names if n not in new and n not in self._persistent]
+
+    @cached_property
+    def _persistent(self) -> frozenset[str]:
+        return frozenset(b.tensor for b in self.persistent)
+
+    @cached_property
+    def _exits(self) -> Mapping[str, int]:
+        """Offloaded tensor that backward reads -> its last use in forward."""
+        return {n: self.graph.last_forward_use(n) for n in self.plan.offload if self.graph.first_backward_use(n) >= 0}
+
+    @cached_property
+    def _last_forward_write(self) -> Mapping[str, int]:
+        return {n: i for i, op in enumerate(self.graph.ops[: self.graph.forward_ops]) for _, n in op.writes}
 
     def _leaving(self, start: int, stop: int) -> list[str]:
-        return [
-            n for n in self.plan.offload
-            if start <= self.graph.last_forward_use(n) < stop and self.graph.first_backward_use(n) >= 0
-        ]  # fmt: skip
+        return [n for n, at in self._exits.items() if start <= at < stop]
 
     def _made(self, start: int, stop: int) -> list[str]:
         """Offloaded tensors whose last write in forward is in this stage."""
-        made = {n for op in self.graph.ops[start:stop] if op.forward for _, n in op.writes}
-        later = {n for op in self.graph.ops[stop : self.graph.forward_ops] for _, n in op.writes}
-        return [n for n in self.plan.offload if n in made and n not in later]
+        if start >= self.graph.forward_ops:
+            return []
+        return [n for n in self.plan.offload if start <= self._last_forward_write.get(n, -1) < stop]
 
     def _ending(self, start: int, stop: int) -> list[str]:
         if self.plan.lifetime == "iteration":
