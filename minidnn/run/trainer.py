@@ -212,11 +212,15 @@ class Trainer:
     def pull(self) -> None:
         """Bring the network's weights up to date. After a failure inside an iteration they stay what they were.
 
-        Raises NonFiniteLoss when a weight is NaN or infinite; the network keeps what it had.
+        Raises NonFiniteLoss when a weight is NaN or infinite: that is such a failure.
         """
         if self._changed and not self._failed:
             self.programs.finish()
-            self.weights.pull(self.step_count)
+            try:
+                self.weights.pull(self.step_count)
+            except NonFiniteLoss:
+                self._failed = True
+                raise
             self._changed = False
 
     def state_dict(self) -> dict[str, np.ndarray]:
