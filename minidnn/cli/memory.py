@@ -58,6 +58,12 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     check_rule(args.mode, profile)
     fit = args.fit or "best-fit"
     found, schedule = footprint(graph, args.mode, profile, order=args.order, fit=fit)
+    if args.budget is not None and schedule.peak_bytes > args.budget:
+        raise BudgetError(
+            f"--budget is {format_size(args.budget)}; {args.mode} needs {schedule.peak_bytes} bytes "
+            f"({format_size(schedule.peak_bytes)}): persistent {format_size(schedule.persistent_bytes)} and pool "
+            f"{format_size(schedule.pool_bytes)}"
+        )
     graph_name = f"{graph.target.name} graph, {args.precision}"
     console.say(f"{args.model}, batch {args.batch}, {args.mode}, {args.order}, {graph_name}")
     console.say(_table(found, fit))
@@ -66,12 +72,6 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         save_trace(trace(graph, schedule.plan, schedule.actions), Path(args.save_trace))
     if args.plot is not None:
         _plot(schedule, Path(args.plot))
-    if args.budget is not None and schedule.peak_bytes > args.budget:
-        raise BudgetError(
-            f"--budget is {format_size(args.budget)}; {args.mode} needs {schedule.peak_bytes} bytes "
-            f"({format_size(schedule.peak_bytes)}): persistent {format_size(schedule.persistent_bytes)} and pool "
-            f"{format_size(schedule.pool_bytes)}"
-        )
     return {
         "model": args.model, "batch": args.batch, "mode": args.mode, "order": args.order, "fit": fit,
         "target": graph.target.name, "precision": args.precision, "profile": profile.source, **found.as_dict(),

@@ -1,0 +1,162 @@
+"""`memory`, `simulate` and `compare` as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli import json_of, minidnn, refuse, succeed
+
+MEMORY_KEYS = {
+    "aggregate_peak_bytes", "forward_peak_bytes", "backward_peak_bytes", "pool_bytes", "placed_bytes",
+    "lower_bound_bytes", "parameter_bytes", "pinned_bytes", "offloaded_bytes", "prefetch",
+}  # fmt: skip
+MODE_KEYS = {
+    "mode", "iteration_ms", "stall_ms", "peak_bytes", "pool_bytes", "pinned_bytes", "offloaded_bytes", "fits",
+}  # fmt: skip
+
+
+def by_mode(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["mode"]: row for row in result["modes"]}
+
+
+# -- memory
+
+
+def test_memory_reports_the_papers_figures() -> None:
+    found = json_of("memory", "alexnet", "--batch", "256", "--mode", "vdnn:all(m)")
+    assert found.keys() >= MEMORY_KEYS
+    assert found["mode"] == "vdnn:all(m)"
+    assert round(found["forward_peak_bytes"] / 2**20) == 435
+    assert round(found["backward_peak_bytes"] / 2**20) == 855
+    assert found["placed_bytes"] == found["aggregate_peak_bytes"] == found["lower_bound_bytes"]
+    assert [10, 7] in found["prefetch"]
+
+
+def test_memory_order_and_fit_change_the_searched_pool_alone() -> None:
+    first = json_of("memory", "alexnet", "--batch", "256", "--mode", "vdnn:conv(m)")
+    other = json_of("memory", "alexnet", "--batch", "256", "--mode", "vdnn:conv(m)", "--order", "derivative-first",
+                    "--fit", "high-end")  # fmt: skip
+    assert other["pool_bytes"] != first["pool_bytes"]
+    assert other["placed_bytes"] == first["placed_bytes"]
+
+
+def test_memory_native_target_needs_less_than_the_papers() -> None:
+    paper, native = (json_of("memory", "vgg11", "--mode", "keep(m)", "--target", t) for t in ("paper", "native"))
+    assert native["placed_bytes"] < paper["placed_bytes"]
+
+
+def test_memory_with_workspaces_of_a_modelled_gpu_allows_fast_algorithms() -> None:
+    found = json_of("memory", "vgg16", "--mode", "vdnn:all(p)", "--gpu", "gtx1080ti")
+    least = json_of("memory", "vgg16", "--mode", "vdnn:all(m)", "--gpu", "gtx1080ti")
+    assert found["placed_bytes"] > least["placed_bytes"]
+
+
+def test_memory_traces_save_and_replay(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    saved = json_of("memory", "alexnet", "--mode", "vdnn:all(m)", "--save-trace", str(path))
+    replayed = json_of("memory", "--trace", str(path), "--fit", "best-fit")
+    for key in ("aggregate_peak_bytes", "pool_bytes", "placed_bytes"):
+        assert replayed[key] == saved[key]
+
+
+def test_memory_live_says_how_often_timing_ends_in_a_dead_end() -> None:
+    found = json_of("memory", "alexnet", "--batch", "256", "--mode", "vdnn++:all(m)", "--placement", "live")
+    assert found["observed_pool_bytes"] >= found["pool_bytes"]
+    assert 0 < found["dead_ends"] < found["timings"]
+
+
+def test_memory_draws_the_map(tmp_path: Path) -> None:
+    path = tmp_path / "map.png"
+    succeed("memory", "alexnet", "--mode", "vdnn:all(m)", "--plot", str(path))
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["memory"], "either a MODEL or --trace"),
+        (["memory", "alexnet", "--trace", "x"], "either a MODEL or --trace"),
+        (["memory", "alexnet", "--mode", "vdnn:all"], "--profile FILE or --gpu NAME"),
+        (["memory", "alexnet", "--mode", "vdmn"], "memory mode is 'vdmn'"),
+        (["memory", "alexnet", "--fit", "tight"], "best-fit"),
+        (["memory", "alexnet", "--gpu", "voodoo2", "--mode", "base(p)"], "gtx1080ti"),
+        (["memory", "alexnet", "--budget", "1MiB"], "needs"),
+        (["memory", "--trace", "/nowhere"], "/nowhere"),
+        (["memory", "alexnet", "--profile", "/nowhere"], "/nowhere"),
+        (["memory", "alexnet", "--batch", "0"], "at least 1"),
+        (["simulate", "alexnet"], "--gpu NAME"),
+        (["simulate", "alexnet", "--gpu", "gtx1080ti", "--modes", "base,,vdnnn"], "memory mode is 'vdnnn'"),
+        (["simulate", "alexnet", "--gpu", "gtx1080ti", "--modes", ","], "at least one mode"),
+        (["compare", "smallnet", "--device", "abacus"], "device is 'abacus'"),
+        (["compare", "smallnet", "--data", "digits", "--batch", "4000"], "1437 images"),
+    ],
+)
+def test_wrong_uses_are_refused_in_one_sentence(arguments: list[str], says: str) -> None:
+    assert says in refuse(*arguments)
+
+
+# -- simulate
+
+
+def test_simulate_predicts_every_mode_and_keeps_those_that_do_not_fit() -> None:
+    found = json_of("simulate", "alexnet", "--batch", "256", "--gpu", "gtx1080ti", "--budget", "1700MiB", "--check")
+    rows = by_mode(found)
+    assert all(row.keys() >= MODE_KEYS | {"lower_bound_ms"} for row in rows.values())
+    assert rows["base(p)"]["fits"] is False
+    assert rows["base(p)"]["iteration_ms"] is None
+    assert rows["base(p)"]["peak_bytes"] > 1700 * 2**20
+    for row in rows.values():
+        if row["fits"]:
+            assert row["iteration_ms"] >= row["lower_bound_ms"]
+            assert row["peak_bytes"] <= 1700 * 2**20
+    assert rows["vdnn++:all(m)"]["iteration_ms"] < rows["vdnn:all(m)"]["iteration_ms"]
+
+
+def test_simulate_writes_page_plot_and_trace(tmp_path: Path) -> None:
+    page, plot, trace = tmp_path / "r.html", tmp_path / "r.png", tmp_path / "r.json"
+    succeed("simulate", "alexnet", "--gpu", "gtx970", "--modes", "base,vdnn:all(m),vdnn++:all(m)",
+            "--html", str(page), "--plot", str(plot), "--trace", str(trace))  # fmt: skip
+    text = page.read_text()
+    assert "vdnn++:all(m)" in text
+    assert "data:image/png;base64" in text
+    assert "http://" not in text
+    assert "https://" not in text
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert {e["ph"] for e in json.loads(trace.read_text())["traceEvents"]} == {"M", "X", "C"}
+
+
+# -- compare
+
+
+def test_compare_runs_modes_for_real_and_finds_equal_gradients(tmp_path: Path) -> None:
+    page = tmp_path / "c.html"
+    found = json_of("compare", "smallvgg", "--data", "digits", "--batch", "16", "--device", "host", "--check",
+                    "--modes", "base(p),base(m),keep,vdnn:all(m),vdnn++:conv(p),vdnn++:dyn",
+                    "--html", str(page))  # fmt: skip
+    rows = by_mode(found)
+    assert all(row.keys() >= MODE_KEYS | {"loss", "gradient_sha256", "lower_bound_ms"} for row in rows.values())
+    assert len({row["gradient_sha256"] for row in rows.values()}) == 1, "all algorithms of the host give equal bits"
+    assert all(row["matches_base"] for row in rows.values())
+    assert rows["vdnn:all(m)"]["pinned_bytes"] > 0
+    assert page.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("interleaving", ["lazy", "random", "threads"])
+def test_compare_under_other_interleavings(interleaving: str) -> None:
+    found = json_of("compare", "smallvgg", "--data", "digits", "--batch", "8", "--device", "host", "--steps", "1",
+                    "--modes", "base(m),vdnn++:all(m)", "--interleaving", interleaving)  # fmt: skip
+    assert len({row["gradient_sha256"] for row in found["modes"]}) == 1
+
+
+def test_compare_keeps_a_mode_that_does_not_fit_as_a_row() -> None:
+    done = minidnn("compare", "smallvgg", "--data", "digits", "--batch", "16", "--device", "host", "--json",
+                   "--modes", "base(m),vdnn:all(m)", "--budget", "1400KiB")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = by_mode(json.loads(done.stdout))
+    assert [rows[m]["fits"] for m in ("base(m)", "vdnn:all(m)")] == [False, True]
+    assert rows["base(m)"]["iteration_ms"] is None
+    assert rows["vdnn:all(m)"]["peak_bytes"] <= 1400 * 1024
