@@ -253,6 +253,7 @@ class Trainer:
 
         Raises NonFiniteLoss naming the step when the loss is NaN or infinite.
         """
+        self.check_usable()
         slot = self._slots[0]
         rows = self._fill(slot.batch, x, y)
         return self.settle(self.issue(slot.batch, rows))
@@ -374,6 +375,7 @@ class Trainer:
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Logits for x [rows,C,H,W], any number of rows; float32 [rows, classes]."""
+        self.check_usable()
         x = np.asarray(x)
         slot, outputs = self._slots[0].batch, []
         if x.shape[1:] != self.sample_shape or not len(x):
