@@ -1,0 +1,174 @@
+"""Modes side by side on the host: digests, refusals, measured timelines, the choice of `dyn`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from minidnn import nn, optim
+from minidnn.device.host import HostDevice
+from minidnn.graph.build import build
+from minidnn.models import create
+from minidnn.plan.registry import POLICIES, parse_mode
+from minidnn.profile.model import modelled
+from minidnn.profile.profile import Profile
+from minidnn.run import compare
+from minidnn.run.bound import in_core_peak, iteration_bound
+from minidnn.run.choose import Options, candidates, choose
+from minidnn.run.compare import Experiment, measure, mismatches
+from minidnn.run.footprint import driver_rounded, footprint
+from minidnn.run.record import Recorder
+from minidnn.run.simulator import simulate
+from minidnn.run.timing import time_schedule
+from minidnn.run.trainer import Trainer
+from minidnn.schedule.actions import Launch, Offload, Prefetch
+
+MiB = 2**20
+
+
+def experiment(steps: int = 2) -> Experiment:
+    draw = np.random.default_rng(1)
+    batches = [
+        (draw.standard_normal((8, 1, 8, 8), dtype=np.float32), draw.integers(0, 10, 8)) for _ in range(steps)
+    ]
+    return Experiment(partial(create, "smallvgg"), nn.CrossEntropyLoss(), optim.SGD(0.05, momentum=0.9), batches)
+
+
+def test_all_modes_have_one_digest_and_finite_times() -> None:
+    results = list(measure(experiment(), ("base(p)", "vdnn:all(m)", "vdnn++:dyn"), HostDevice, Options()))
+    assert len({r.more["gradient_sha256"] for r in results}) == 1
+    assert not mismatches(results)
+    assert all(r.iteration_ms is not None and r.iteration_ms > 0 for r in results)
+
+
+def test_a_mode_with_other_gradients_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "_reference", lambda *_: "another digest")
+    results = list(measure(experiment(1), ("keep(m)",), HostDevice, Options(), timed_steps=1))
+    assert mismatches(results) == ["keep(m)"]
+
+
+def test_other_data_give_another_digest() -> None:
+    one, two = (next(measure(experiment(n), ("base(m)",), HostDevice, Options(), 1)) for n in (1, 2))
+    assert one.more["gradient_sha256"] != two.more["gradient_sha256"]
+
+
+def test_all_memory_returns_after_a_comparison() -> None:
+    devices: list[HostDevice] = []
+
+    def opener() -> HostDevice:
+        devices.append(HostDevice())
+        return devices[-1]
+
+    list(measure(experiment(1), ("base(m)", "vdnn++:all(p)", "vdnn:dyn"), opener, Options(), 1))
+    assert devices
+    assert all((d.memory_info().used, d.memory_info().pinned) == (0, 0) for d in devices)
+
+
+def test_a_measured_timeline_has_every_launch_and_copy_once_and_peaks_where_planned() -> None:
+    test = experiment(1)
+    x, y = test.batches[0]
+    with HostDevice() as device, Trainer(
+        test.network(), test.loss, test.optimizer, 8, memory="vdnn++:all(m)", device=device
+    ) as trainer:  # fmt: skip
+        executor = trainer.executor(8)
+        before = list(executor.steps)
+        recorder = Recorder(executor)
+        recorder.begin()
+        trainer.step(x, y)
+        timeline = recorder.end()
+        assert executor.steps == before, "recording leaves the executor as it was"
+    work = [a.label for a in executor.schedule.actions if isinstance(a, (Launch, Offload, Prefetch))]
+    assert sorted(s.label for s in timeline.spans if not s.stall) == sorted(work)
+    assert {s.lane for s in timeline.spans} >= {"compute", "memory"}
+    assert max(nbytes for _, nbytes in timeline.memory) <= executor.schedule.peak_bytes
+    assert timeline.memory[-1][1] == executor.schedule.persistent_bytes
+
+
+def test_recording_changes_no_bit() -> None:
+    test = experiment(1)
+    x, y = test.batches[0]
+    found = []
+    for record in (False, True):
+        with HostDevice() as device, Trainer(
+            test.network(), test.loss, test.optimizer, 8, memory="vdnn:all(m)", device=device, seed=3
+        ) as trainer:  # fmt: skip
+            recorder = Recorder(trainer.executor(8))
+            if record:
+                recorder.begin()
+            trainer.step(x, y)
+            if record:
+                recorder.end()
+            found.append(trainer.state_dict())
+    assert all((found[0][name] == found[1][name]).all() for name in found[0])
+
+
+def test_dyn_takes_the_candidate_with_the_best_score() -> None:
+    net = create("smallvgg")
+    graph = build(net, nn.CrossEntropyLoss(), (8, 1, 8, 8), optimizer=optim.SGD(0.1))
+    profile = HostDevice().profile(graph)
+    chosen = choose(graph, "vdnn++:dyn", profile, score=lambda s: -s.offloaded_bytes)
+    assert chosen.plan.offload
+    assert chosen.offloaded_bytes == max(
+        s.offloaded_bytes for s in candidates(graph, parse_mode("vdnn++:dyn"), profile, Options())
+    )
+
+
+def test_timing_a_schedule_gives_all_memory_back() -> None:
+    net = create("smallvgg")
+    graph = build(net, nn.CrossEntropyLoss(), (8, 1, 8, 8), optimizer=optim.SGD(0.1))
+    with HostDevice() as device:
+        schedule = choose(graph, "vdnn++:all(m)", device.profile(graph))
+        assert time_schedule(device, schedule) > 0
+        assert (device.memory_info().used, device.memory_info().pinned) == (0, 0)
+
+
+# -- bounds and footprints
+
+
+def test_no_simulated_mode_beats_the_lower_bound() -> None:
+    net = create("alexnet")
+    graph = build(net, nn.CrossEntropyLoss(), (128, 3, 227, 227), optimizer=optim.SGD(0.1))
+    profile = modelled(graph, "gtx1080ti")
+    for budget in (None, 700 * MiB, 900 * MiB, 1200 * MiB):
+        bound = iteration_bound(graph, profile, budget)
+        for mode in ("base(p)", "keep(p)", "vdnn:all(p)", "vdnn++:conv(p)", "vdnn++:all(m)", "vdnn++:dyn"):
+            for schedule in candidates(graph, parse_mode(mode), profile, Options(budget=budget)):
+                if budget is None or schedule.peak_bytes <= budget:
+                    assert simulate(schedule, profile).iteration_ms >= bound.ms(1) - 1e-9
+
+
+def test_the_bound_counts_the_bytes_that_cannot_stay() -> None:
+    net = create("alexnet")
+    graph = build(net, nn.CrossEntropyLoss(), (128, 3, 227, 227), optimizer=optim.SGD(0.1))
+    profile = modelled(graph, "gtx1080ti")
+    assert profile.link is not None
+    peak = in_core_peak(graph, profile)
+    assert iteration_bound(graph, profile, peak).prefetch_ms == 0
+    bound = iteration_bound(graph, profile, peak - 500 * MiB)
+    assert bound.prefetch_ms == pytest.approx(500 * MiB / profile.link.h2d * 1e3)
+    inputs = graph.tensors["input"].nbytes
+    assert bound.offload_ms == pytest.approx((500 * MiB - inputs) / profile.link.d2h * 1e3)
+    assert bound.ms(1) >= bound.ms(2) >= bound.compute_ms
+
+
+def test_driver_rounding() -> None:
+    assert driver_rounded([3 * MiB, 1000, 2000]) == 6 * MiB
+    assert driver_rounded([]) == 0
+
+
+def test_base_counts_gradients_with_the_parameters() -> None:
+    net = create("alexnet")
+    graph = build(net, nn.CrossEntropyLoss(), (2, 3, 227, 227), optimizer=optim.SGD(0.1))
+    base, _ = footprint(graph, "base(m)", Profile("none"))
+    vdnn, _ = footprint(graph, "vdnn:all(m)", Profile("none"))
+    assert base.parameter_bytes > 1.9 * vdnn.parameter_bytes
+
+
+def test_every_policy_of_the_registry_yields_a_plan() -> None:
+    net = create("smallvgg")
+    graph = build(net, nn.CrossEntropyLoss(), (8, 1, 8, 8), optimizer=optim.SGD(0.1))
+    profile = modelled(graph, "h100")
+    for family in POLICIES:
+        assert list(candidates(graph, parse_mode(family), profile, Options())), family
