@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from minidnn.codec import PARTS
 from minidnn.graph.graph import Graph
 from minidnn.graph.op import Op
 from minidnn.profile.profile import Algorithm, Profile
@@ -39,6 +40,9 @@ class Plan:
     lifetime: str = "last-use"
     reserve: Mapping[str, int] = field(default_factory=dict)
     free_before: Mapping[str, int] = field(default_factory=dict)
+    compress: tuple[str, ...] = ()
+    slots: int = 2
+    codecs: int = PARTS
     scratch: int = 0
 
     def algorithm(self, op: Op) -> Algorithm:

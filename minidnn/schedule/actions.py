@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from minidnn.units import round_up
+
 if TYPE_CHECKING:
     from minidnn.graph.graph import Graph
     from minidnn.graph.op import Op
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 Token = int
 HOST, COMPUTE, MEMORY, D2H, H2D = "host", "compute", "memory", "d2h", "h2d"
 UNPLACED = -1
+PINNED_ALIGNMENT = 512
+"""Bytes, of ranges in the pinned slab."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ class Wait(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostWait(Action):
-    """The host waits for one token."""
+    """The host waits for its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,12 +173,41 @@ class AwaitReleases(Action):
     """The host waits for the release tokens that it names."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartAction(Action):
+    """On a codec worker: something with part `part` of the bytes of `host`, those from `start` until before `stop`."""
+
+    host: HostRange
+    part: int
+    start: int
+    stop: int
+
+    @property
+    def label(self) -> str:
+        return f"{type(self).__name__.lower()} {self.host.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compress(PartAction):
+    """Pack what was copied out to `host`, once it is there (`waits`); then these pinned bytes are free.
+
+    Optional: where the tensor is wanted back before any of its parts has been begun, and in the same place, its
+    `Compress` and `Decompress` do nothing (they are cancelled, all or none).
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decompress(PartAction):
+    """Unpack into `host`, from where a `Prefetch` takes it. Waits for whoever uses these bytes before."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """What an iteration does, in order; where everything lies.
 
     `persistent` buffers come first in the arena (`persistent_bytes`), the pool behind them (`pool_bytes`).
-    `pinned` says where each offloaded tensor lies in the pinned slab. `placement` is "planned" (every buffer has its
+    `pinned` says where each offloaded tensor lies in the pinned slab (and, as `NAME unpacked`, where it comes back to
+    if that is elsewhere). `placement` is "planned" (every buffer has its
     offset) or "live" (a run-time pool with heuristic `fit` gives it one).
     """
 
@@ -204,6 +237,15 @@ class Schedule:
     def offloaded_bytes(self) -> int:
         """Bytes copied out to the pinned slab in one iteration."""
         return sum(a.buffer.nbytes for a in self.actions if isinstance(a, Offload) and a.target.kind == "pinned")
+
+    @cached_property
+    def pinned_raw_bytes(self) -> int:
+        """Bytes that the pinned slab would have without compression."""
+        end = 0
+        for action in self.actions:
+            if isinstance(action, Offload) and action.target.kind == "pinned":
+                end = round_up(end, PINNED_ALIGNMENT) + action.target.nbytes
+        return end
 
     @cached_property
     def lanes(self) -> tuple[str, ...]:

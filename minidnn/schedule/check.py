@@ -17,10 +17,12 @@ from minidnn.schedule.actions import (
     Action,
     Alloc,
     Buffer,
+    Compress,
     Free,
     HostRange,
     Launch,
     Offload,
+    PartAction,
     Prefetch,
     Release,
     Schedule,
@@ -29,6 +31,7 @@ from minidnn.schedule.contents import Cells, Content, Place, Versions
 from minidnn.schedule.finding import Finding, Findings
 from minidnn.schedule.form import check_form
 from minidnn.schedule.order import happens_before
+from minidnn.schedule.outcomes import in_outcome, outcomes
 
 __all__ = ["Finding", "check", "verify"]
 
@@ -36,6 +39,8 @@ ITERATIONS = 2
 """Conflicts between iterations k and k + 2 follow: an action is ordered behind itself one iteration earlier."""
 FROM_HOST = frozenset({Role.INPUT, Role.LABEL, Role.SCALARS})
 """Roles of the tensors that every iteration gets from its batch slot."""
+ON_DEMAND = frozenset({"codec", "cancelled"})
+"""Kinds of lanes that the next iteration enters only behind a copy of its own."""
 SENTENCES = 3
 
 
@@ -45,12 +50,15 @@ def check(schedule: Schedule) -> tuple[Finding, ...]:
     Rules: `lane`, `token`, `binding` (operands, algorithm, workspace), `ops` (each once), `arena` (offsets, sizes,
     peak), `live` (used, freed or begun at the wrong time), `leak`, `content` (a read sees the wrong bytes), `race` (two
     accesses to a buffer without order), `overlap` (two buffers on the same bytes without order), `pinned`, `slot`,
-    and `barrier` (the next iteration may start too early). With placement "live" the byte rules do not apply.
+    `codec` (what is unpacked was not packed so) and `barrier` (the next iteration may start too early). With placement
+    "live" the byte rules do not apply. Compressions that may be cancelled are looked at in every outcome.
     """
     findings = Findings(schedule.actions)
     check_form(schedule, findings)
-    Walk(schedule, findings).run()
-    return tuple(findings.found)
+    for cancelled in outcomes(schedule.actions):
+        findings.outcome = f", when the compression of {', '.join(sorted(cancelled))} is cancelled" if cancelled else ""
+        Walk(schedule, findings, cancelled).run()
+    return tuple(findings.found.values())
 
 
 def verify(schedule: Schedule) -> None:
@@ -64,15 +72,18 @@ def verify(schedule: Schedule) -> None:
 class Walk:
     """Carries the actions out in issue order on contents instead of bytes."""
 
-    def __init__(self, schedule: Schedule, findings: Findings) -> None:
-        self.schedule, self.graph, self.findings = schedule, schedule.graph, findings
-        self.order = happens_before(schedule.actions, ITERATIONS)
+    def __init__(self, schedule: Schedule, findings: Findings, cancelled: frozenset[str]) -> None:
+        self.schedule, self.graph, self.findings, self.cancelled = schedule, schedule.graph, findings, cancelled
+        self.order = happens_before(in_outcome(schedule.actions, cancelled), ITERATIONS)
         self.versions = Versions.of(schedule.graph)
         self.placed = schedule.placement == "planned"
         allocs = [a.buffer for a in schedule.actions if isinstance(a, Alloc)] if self.placed else []
         self.arena = Cells([(b.offset, b.end) for b in (*schedule.carried, *allocs)], "free bytes")
         hosts = [_host_range(a) for a in schedule.actions if isinstance(a, (Offload, Prefetch))]
-        self.slab = Cells([(r.offset, r.offset + r.nbytes) for r in hosts if r.kind == "pinned"], "pinned bytes")
+        parts = [_part_bytes(a) for a in schedule.actions if isinstance(a, PartAction)]
+        whole = [(r.offset, r.offset + r.nbytes) for r in hosts if r.kind == "pinned"]
+        self.slab = Cells([*whole, *parts], "pinned bytes")
+        self.packed: dict[tuple[str, int, int, int], tuple[Content | None, int]] = {}  # by tensor and part: what, who
         self.slot: dict[str, Place] = {}
         self.stays: dict[str, Place] = {}  # by Buffer.key; those that ended stay here, for the sentences
         self.iteration = 0
@@ -127,6 +138,9 @@ class Walk:
             self._copy_out(at, action)
         elif isinstance(action, Prefetch):
             self._copy_in(at, action)
+        elif isinstance(action, PartAction):
+            if action.host.name not in self.cancelled:
+                (self._pack if isinstance(action, Compress) else self._unpack)(at, action)
         elif isinstance(action, Free):
             for buffer in action.frees:
                 self._free(at, buffer)
@@ -147,6 +161,9 @@ class Walk:
             newest = Content(buffer.tensor, self.iteration, self.versions.last.get(buffer.tensor, 0))
             if (newest.version or self._outlives(buffer.tensor)) and self.stays[buffer.key].content != newest:
                 add("content", f"{buffer.key} does not hold its newest value at the end of the iteration")
+        for (name, *_), (_, at) in self.packed.items():
+            add("leak", f"{{0}} packs {name}, and nothing unpacks it", at)
+        self.packed.clear()
         results = [n for n, t in graph.tensors.items() if t.role is Role.LOSS] or [graph.output]
         for name in results:
             if name not in self.slot or self.slot[name].content is None:
@@ -158,13 +175,16 @@ class Walk:
         for at in last:
             action = self.schedule.actions[at % len(self.schedule.actions)]
             copies = isinstance(action, (Offload, Prefetch))
-            if copies or isinstance(action, (Launch, Free)):
+            part = isinstance(action, PartAction) and action.host.name not in self.cancelled
+            if copies or part or isinstance(action, (Launch, Free)):
                 effects[False, self.order.lanes[at]] = at
                 if copies and _host_range(action).kind == "slot":
                     effects[True, self.order.lanes[at]] = at
         for (in_slot, _), at in effects.items():
             rule, hazard = ("slot", "may still use the batch slot") if in_slot else ("barrier", "may not be done")
             for lane in self.order.ends:
+                if lane.partition("-")[0] in ON_DEMAND:
+                    continue
                 if not self.order.before_end(at, lane):
                     self.findings.add(rule, f"{{0}} {hazard} when the next iteration enters {lane}", at)
 
@@ -277,6 +297,40 @@ class Walk:
         self._change(at, target, "write")
         target.content = held and Content(held.tensor, held.iteration, held.version)
 
+    def _pack(self, at: int, action: PartAction) -> None:
+        """Every byte of the part must hold what the tensor's copy-out brought."""
+        start, end = _part_bytes(action)
+        self._inside(at, action, start, end)
+        places = self.slab.at(start, end)
+        for place in places:
+            self._read(at, place)
+        contents = {place.content for place in places}
+        held = contents.pop() if len(contents) == 1 else None
+        if held is None or (held.tensor, held.iteration, held.copied_to) != (
+            action.host.name, self.iteration, action.host
+        ):  # fmt: skip
+            self.findings.add("codec", f"{{0}} packs bytes that are not this iteration's {action.host.name}", at)
+        if _part(action) in self.packed:
+            self.findings.add("codec", f"{{0}} packs a part of {action.host.name} for a second time", at)
+        self.packed[_part(action)] = held, at
+
+    def _unpack(self, at: int, action: PartAction) -> None:
+        """What was packed of the same part comes back, once."""
+        start, end = _part_bytes(action)
+        self._inside(at, action, start, end)
+        held, packer = self.packed.pop(_part(action), (None, -1))
+        if packer < 0:
+            self.findings.add("codec", f"{{0}} unpacks a part of {action.host.name} that is not packed", at)
+        self._after(at, packer, "{0} may unpack before {1} is done")
+        for place in self.slab.at(start, end):
+            self._change(at, place, "write")
+            place.content = held and Content(held.tensor, held.iteration, held.version, action.host)
+
+    def _inside(self, at: int, action: PartAction, start: int, end: int) -> None:
+        host, slab = action.host, self.schedule.pinned_bytes
+        if host.kind != "pinned" or not 0 <= host.offset <= start < end <= host.offset + host.nbytes <= slab:
+            self.findings.add("pinned", f"{{0}} is about bytes {start} to {end} of {host.kind} memory", at)
+
     # -- memory ----------------------------------------------------------------------------------------------------
 
     def _at(self, at: int, buffer: Buffer) -> Place | None:
@@ -339,3 +393,11 @@ class Walk:
 def _host_range(action: Action) -> HostRange:
     assert isinstance(action, (Offload, Prefetch))
     return action.target if isinstance(action, Offload) else action.source
+
+
+def _part_bytes(action: PartAction) -> tuple[int, int]:
+    return action.host.offset + action.start, action.host.offset + action.stop
+
+
+def _part(action: PartAction) -> tuple[str, int, int, int]:
+    return action.host.name, action.part, action.start, action.stop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from minidnn.schedule.actions import Action
 
@@ -19,10 +19,12 @@ class Finding:
 
 @dataclass(slots=True)
 class Findings:
-    """Collects findings, each once: what both iterations show is said of the first alone."""
+    """Collects findings, each once: what both iterations show is said of the first alone, and what several outcomes
+    show of the first of them. `outcome` says which it is that is being looked at."""
 
     actions: Sequence[Action]
-    found: dict[Finding, None] = field(default_factory=dict)
+    outcome: str = ""
+    found: dict[Finding, Finding] = field(default_factory=dict)
 
     def add(self, rule: str, text: str, *at: int) -> None:
         """Take a finding. `{0}`, `{1}` in the text stand for the actions `at`, counted on through the iterations."""
@@ -33,4 +35,5 @@ class Findings:
             action = self.actions[i % count]
             later = ", next iteration" if i // count > first else ""
             names.append(f"'{action.label}' (action {i % count}, {action.lane}{later})")
-        self.found[Finding(rule, text.format(*names), tuple(i % count for i in at))] = None
+        finding = Finding(rule, text.format(*names), tuple(i % count for i in at))
+        self.found.setdefault(finding, replace(finding, text=finding.text + self.outcome))

@@ -14,11 +14,14 @@ from minidnn.schedule.actions import (
     Alloc,
     AwaitReleases,
     Buffer,
+    Compress,
+    Decompress,
     Free,
     HostSync,
     HostWait,
     Launch,
     Offload,
+    PartAction,
     Prefetch,
     Record,
     Release,
@@ -29,14 +32,14 @@ from minidnn.schedule.finding import Findings
 
 STREAMS = frozenset({COMPUTE, MEMORY, D2H, H2D})
 PLACES = STREAMS | {HOST}
-RELEASE = "release-"
+WORKERS: Mapping[type[Action], str] = {Release: "release-", Compress: "codec-", Decompress: "codec-"}
 GRAIN = 512
 """Sizes are rounded up to this many bytes, so the peak may lie that far behind the last buffer."""
 
 LANES: Mapping[type[Action], frozenset[str]] = {
     Alloc: PLACES, Free: PLACES, Launch: frozenset({COMPUTE}), Offload: frozenset({MEMORY, D2H}),
     Prefetch: frozenset({MEMORY, H2D}), Record: STREAMS, Wait: STREAMS, HostWait: frozenset({HOST}),
-    HostSync: frozenset({HOST}), AwaitReleases: frozenset({HOST}), Release: frozenset(),
+    HostSync: frozenset({HOST}), AwaitReleases: frozenset({HOST}), **dict.fromkeys(WORKERS, frozenset()),
 }  # fmt: skip
 
 
@@ -58,9 +61,10 @@ def _lane(findings: Findings, at: int, action: Action) -> None:
     allowed = LANES.get(type(action))
     if allowed is None:
         findings.add("lane", "{0} is of a kind that the checker does not know", at)
-    elif isinstance(action, Release):
-        if not (action.lane.startswith(RELEASE) and action.lane[len(RELEASE) :].isdigit()):
-            findings.add("lane", "{0} is not on a release worker's lane", at)
+    elif type(action) in WORKERS:
+        kind, number = WORKERS[type(action)], action.lane.partition("-")[2]
+        if action.lane != kind + number or not number.isdigit():
+            findings.add("lane", f"{{0}} is not on a {kind.rstrip('-')} worker's lane", at)
     elif action.lane not in allowed:
         findings.add("lane", f"{{0}} is on the wrong lane; it may be on {', '.join(sorted(allowed))}", at)
     if isinstance(action, HostSync) and action.of not in STREAMS:
@@ -70,16 +74,16 @@ def _lane(findings: Findings, at: int, action: Action) -> None:
 def _waits(findings: Findings, at: int, action: Action) -> None:
     """Tokens only where every interpreter looks for them: anywhere else they would order nothing."""
     count = len(action.waits)
-    if isinstance(action, (HostWait, Release)):
+    if isinstance(action, (Release, Compress)):
         right = count == 1
-    elif isinstance(action, (Wait, AwaitReleases)):
+    elif isinstance(action, (Wait, HostWait, AwaitReleases, Decompress)):
         right = count >= 1
     else:
         right = count == 0 or (isinstance(action, Alloc) and action.lane == HOST)
     if not right:
         findings.add("token", f"{{0}} waits for {count} tokens, which its kind cannot", at)
-    if (action.signal is not None) != isinstance(action, (Record, Release)):
-        findings.add("token", f"{{0}} signals {action.signal}; records and releases signal a token, no other does", at)
+    if (action.signal is not None) != isinstance(action, (Record, Release, PartAction)):
+        findings.add("token", f"{{0}} signals {action.signal}; records and workers signal a token, no other does", at)
 
 
 def _fields(findings: Findings, at: int, action: Action) -> None:

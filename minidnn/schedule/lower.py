@@ -40,6 +40,7 @@ from minidnn.schedule.actions import (
     Token,
     Wait,
 )  # fmt: skip
+from minidnn.schedule.compress import Codecs, Slab, plan_slab
 from minidnn.schedule.lifetimes import lifetimes, trace
 from minidnn.units import round_up
 
@@ -70,11 +71,15 @@ def persistent_region(
 
 
 def walk(
-    graph: Graph, plan: Plan, offsets: Mapping[str, int] | None = None, persistent: Mapping[str, int] | None = None
-) -> Walk:
-    """Lower `plan`; `offsets` gives each stay (`Buffer.key`) its offset in the pool, None leaves all unplaced."""
+    graph: Graph, plan: Plan, offsets: Mapping[str, int] | None = None, persistent: Mapping[str, int] | None = None,
+    slab: Slab | None = None,
+) -> Walk:  # fmt: skip
+    """Lower `plan`; `offsets` gives each stay (`Buffer.key`) its offset in the pool, None leaves all unplaced. Without
+    a `slab` nothing is compressed."""
     buffers, nbytes = persistent_region(graph, plan, persistent)
     lowering = Walk(graph, plan, offsets, buffers, nbytes)
+    if slab:
+        lowering.codecs = Codecs(lowering, slab, lowering.pinned)
     lowering.run()
     return lowering
 
@@ -96,6 +101,7 @@ class Walk:
     stored: dict[str, Token] = field(default_factory=dict)  # copied out on a lane of its own, perhaps not done
     fresh: set[str] = field(default_factory=set)  # written on compute since the host last waited for that lane
     pinned: dict[str, HostRange] = field(default_factory=dict)
+    codecs: Codecs | None = None
     stage: int = 0
     tokens: count[int] = field(default_factory=count)
     workers: count[int] = field(default_factory=count)
@@ -110,6 +116,8 @@ class Walk:
             self.stage = start
             if start >= self.graph.forward_ops:
                 self._await_releases()
+                if self.codecs:
+                    self.codecs.begin_backward()
             self._stage(start, stop)
         self._await_releases()
         self._return_results()
@@ -134,30 +142,34 @@ class Walk:
 
         for name in missing:
             self._fetch(name)
+        later: list[str] = []
         if self.plan.order == "prefetch-first":
             for name in ahead:
-                self._fetch(name)
+                self._fetch(name, later)
         for name in new:
             self._alloc(name)
         space = self._alloc(f"workspace@{start}", workspace) if workspace else None
         if self.plan.order != "prefetch-first":
             for name in ahead:
-                self._fetch(name)
+                self._fetch(name, later)
 
         leaving = self._leaving(start, stop)
         # With host waits a copy-out runs beside the last op that reads its source; without, as soon as that is made.
         departing = leaving if self._eager else self._made(start, stop)
-        for name in departing:
-            if name not in new and self._eager:
-                self._copy_out(name)
+        # Where the host must wait for a codec, it has better launched the computation before.
+        at_once = [n for n in departing if n not in new and self._eager and not self._waits_for_slot(n)]
+        for name in at_once:
+            self._copy_out(name)
         self._await_arrivals(start, stop)
         for i in range(start, stop):
             self._launch(i, space)
+        for name in later:
+            self._bring(name)
         if not self._eager:  # before the copy-outs below: a free that queues behind them on their lane comes too late
             self._leave([n for n in leaving if n not in departing])
             leaving = [n for n in leaving if n in departing]
         for name in departing:
-            if name in new or not self._eager:
+            if name not in at_once:
                 self._copy_out(name)
         self._end_of_stage(start, stop, leaving, space)
 
@@ -315,16 +327,30 @@ class Walk:
         self._add(Prefetch(lane=self._lane_in, buffer=buffer, source=source, writes=(buffer,), op=self.stage))
         self.arriving[name] = self._record(self._lane_in)
 
-    def _fetch(self, name: str) -> None:
-        """Bring an offloaded tensor back: a new stay, and its copy-in."""
-        slot = HostRange("slot", name, 0, self.graph.tensors[name].nbytes)
-        source = slot if self.graph.tensors[name].role is Role.INPUT else self.pinned[name]
+    def _fetch(self, name: str, later: list[str] | None = None) -> None:
+        """Bring an offloaded tensor back: a new stay, and its copy-in. Where that waits for a codec, it may come
+        `later`."""
         if not self._eager:
             self._order(COMPUTE, H2D)  # the range was another buffer's, last used on compute
         if name in self.stored:
             self._add(Wait(lane=H2D, waits=(self.stored[name],), op=self.stage))  # the copy-out still writes the source
         self._alloc(name, lane=self._lane_in)
-        self._copy_in(name, source)
+        if later is not None and self.codecs and name in self.plan.compress:
+            later.append(name)
+        else:
+            self._bring(name)
+
+    def _bring(self, name: str) -> None:
+        """The copy-in of an offloaded tensor."""
+        if self.graph.tensors[name].role is Role.INPUT:
+            self._copy_in(name, HostRange("slot", name, 0, self.graph.tensors[name].nbytes))
+            return
+        self._copy_in(name, self.codecs.source(name) if self.codecs else self.pinned[name])
+        if self.codecs:
+            self.codecs.copied_in(name, self.arriving[name])
+
+    def _waits_for_slot(self, name: str) -> bool:
+        return self.codecs is not None and self.codecs.waits_for_slot(name)
 
     def _copy_out(self, name: str, target: HostRange | None = None) -> None:
         if self.graph.tensors[name].role is Role.INPUT:
@@ -332,11 +358,17 @@ class Walk:
         buffer = self.live[name]
         if name in self.fresh:
             self._order(COMPUTE, self._lane_out)  # the copy must not start before its source is written
-        if target is None:
-            offset = max((r.offset + r.nbytes for r in self.pinned.values()), default=0)
-            target = HostRange("pinned", name, round_up(offset, ALIGNMENT), buffer.nbytes)
-            self.pinned[name] = target
-        self._add(Offload(lane=self._lane_out, buffer=buffer, target=target, reads=(buffer,), op=self.stage))
+        place = target or (self.codecs.slot(name) if self.codecs else self._pinned_range(buffer))
+        self._add(Offload(lane=self._lane_out, buffer=buffer, target=place, reads=(buffer,), op=self.stage))
+        if self.codecs and target is None and name in self.plan.compress:
+            self.codecs.pack(name, self._record(self._lane_out))
+
+    def _pinned_range(self, buffer: Buffer) -> HostRange:
+        """Without compression everything has its own place in the slab."""
+        offset = max((r.offset + r.nbytes for r in self.pinned.values()), default=0)
+        place = HostRange("pinned", buffer.tensor, round_up(offset, ALIGNMENT), buffer.nbytes)
+        self.pinned[buffer.tensor] = place
+        return place
 
     def _await_arrivals(self, start: int, stop: int) -> None:
         """What the stage reads must have arrived: the host waits in eager modes, else the compute lane does."""
@@ -430,7 +462,7 @@ def lower(
         offsets = smallest_pool(trace(graph, plan, draft.actions), fit).offsets
     # A heuristic may leave the end of the pool that it was searched with empty: nobody needs to take that.
     pool_bytes = max((round_up(offsets[s.id] + s.nbytes, ALIGNMENT) for s in stays), default=0)
-    final = walk(graph, plan, offsets, persistent)
+    final = walk(graph, plan, offsets, persistent, plan_slab(graph, plan, draft.actions))
     return Schedule(
         graph, plan, tuple(final.actions), final.persistent, final.persistent_bytes, pool_bytes, final.pinned,
         "planned", fit or "placed", bound,

@@ -1,0 +1,207 @@
+"""Compression in lowering: who has which bytes of the pinned slab when, and what the codec workers do (vDNN++, III-C).
+
+A compressed tensor is copied out into a slot, packed from there into pageable memory, one part per codec worker, and
+the slot goes to a later tensor: `Plan.slots` of them are in use at a time. Before its prefetch it is unpacked into a
+range of its own, begun one prefetch ahead, so that copies rarely wait for a codec. The last tensors of forward keep
+their slots, because nobody comes after them, and come back in place: only those can be cancelled, and only in them
+does it make no difference to anyone else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from minidnn.codec import split
+from minidnn.errors import ArgumentError
+from minidnn.graph.graph import Graph
+from minidnn.graph.tensor import ITEM_BYTES, Role
+from minidnn.memory.pinned import plan_pinned
+from minidnn.memory.place import Interval
+from minidnn.plan.plan import Plan
+from minidnn.schedule.actions import (
+    HOST,
+    PINNED_ALIGNMENT,
+    Action,
+    Compress,
+    Decompress,
+    HostRange,
+    HostSync,
+    HostWait,
+    Offload,
+    Prefetch,
+    Token,
+    Wait,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from minidnn.schedule.lower import Walk
+
+
+def word_bytes(item_bytes: int) -> int:
+    """Bytes of the words that the codec sees in elements of that size; 0 where it cannot pack them."""
+    return 2 if item_bytes == 2 else 4 if item_bytes % 4 == 0 else 0
+
+
+def compressible(graph: Graph, plan: Plan) -> tuple[str, ...]:
+    """The offloaded tensors that can be compressed: all but the batch, which stays where the host has it."""
+    tensors = [graph.tensors[name] for name in plan.offload if graph.first_backward_use(name) >= 0]
+    return tuple(t.name for t in tensors if t.role is not Role.INPUT and word_bytes(ITEM_BYTES[t.dtype]))
+
+
+@dataclass(frozen=True)
+class Slab:
+    """The pinned slab: where each tensor is copied out to (`slots`), where each compressed one is unpacked to
+    (`targets`: in the slot where that is still its own), and the order in which tensors come back."""
+
+    slots: Mapping[str, HostRange]
+    targets: Mapping[str, HostRange]
+    order: tuple[str, ...]
+
+
+def plan_slab(graph: Graph, plan: Plan, draft: Sequence[Action]) -> Slab | None:
+    """Place everything that is in the slab, by the actions of the iteration without compression; None where nothing
+    is compressed.
+
+    A slot ends when its tensor has come back or, of a compressed tensor, when `plan.slots` more have been copied out.
+    A target begins with the prefetch before its own. Raises ArgumentError for what cannot be compressed.
+    """
+    if not plan.compress:
+        return None
+    wrong = [name for name in plan.compress if name not in compressible(graph, plan)]
+    if wrong:
+        raise ArgumentError(f"compress names {wrong[0]}; only tensors that are offloaded and not 1 byte wide can be")
+    out = {a.target.name: at for at, a in enumerate(draft) if isinstance(a, Offload) and a.target.kind == "pinned"}
+    back = {a.source.name: at for at, a in enumerate(draft) if isinstance(a, Prefetch) and a.source.kind == "pinned"}
+    packed = [name for name in out if name in plan.compress]
+    successors = dict(zip(packed, packed[plan.slots :], strict=False))
+    ahead = dict(zip(list(back)[1:], back.values(), strict=False))
+    backward = next((at for at, a in enumerate(draft) if a.op >= graph.forward_ops), len(draft))
+    stays = []
+    for name, start in out.items():
+        nbytes, arrived = graph.tensors[name].nbytes, _arrival(draft, back[name])
+        if name in successors:
+            stays.append(Interval(name, nbytes, start, out[successors[name]]))
+            begin = max(ahead.get(name, min(backward, back[name])), out[successors[name]])
+            stays.append(Interval(_target(name), nbytes, begin, arrived))
+        else:
+            stays.append(Interval(name, nbytes, start, arrived))
+    ranges = plan_pinned(stays, PINNED_ALIGNMENT).ranges
+    slots = {name: HostRange("pinned", name, *ranges[name]) for name in out}
+    targets = {name: HostRange("pinned", name, *ranges.get(_target(name), ranges[name])) for name in packed}
+    return Slab(slots, targets, tuple(back))
+
+
+def _target(name: str) -> str:
+    return f"{name} unpacked"
+
+
+def _arrival(draft: Sequence[Action], prefetch: int) -> int:
+    """Where somebody waits for the copy-in of action `prefetch`, so that its source is certainly read."""
+    lane = draft[prefetch].lane
+    token = next((a.signal for a in draft[prefetch:] if a.lane == lane and a.signal is not None), None)
+    for at in range(prefetch + 1, len(draft)):
+        action = draft[at]
+        if token in action.waits and isinstance(action, (HostWait, Wait)):
+            return at
+        if isinstance(action, HostSync) and action.of == lane:
+            return at
+    return len(draft)
+
+
+@dataclass
+class Codecs:
+    """The codec workers, the slab and who still uses its bytes, at one point of a walk."""
+
+    walk: Walk
+    slab: Slab
+    used: dict[str, HostRange]
+    busy: list[tuple[HostRange, tuple[Token, ...]]] = field(default_factory=list)  # bytes, and what frees them
+    packing: dict[str, tuple[Token, ...]] = field(default_factory=dict)
+    unpacking: dict[str, tuple[Token, ...]] = field(default_factory=dict)
+
+    def waits_for_slot(self, name: str) -> bool:
+        """Whether the copy-out of a tensor must wait until its slot has been emptied."""
+        return name in self.slab.slots and bool(self._users(self.slab.slots[name]))
+
+    def slot(self, name: str) -> HostRange:
+        """Where to copy a tensor out to. The host waits until nobody uses these bytes any more."""
+        place = self.used[name] = self.slab.slots[name]
+        waits = self._users(place)
+        if waits:
+            self._add(HostWait(lane=HOST, waits=waits, op=self.walk.stage))  # else the copy overwrites what is packed
+        self.busy = [(other, tokens) for other, tokens in self.busy if not set(tokens) <= set(waits)]
+        return place
+
+    def pack(self, name: str, copied: Token) -> None:
+        """The tensor's copy-out is done at `copied`: pack it then, if it is one to be compressed."""
+        if name in self.slab.targets:
+            tokens = tuple(self._part(Compress, self.slab.slots[name], k, bounds, (copied,))
+                           for k, bounds in self._parts(name))  # fmt: skip
+            self.packing[name] = tokens
+            self.busy.append((self.slab.slots[name], tokens))
+
+    def begin_backward(self) -> None:
+        """Unpack what comes back first."""
+        self._unpack(self.slab.order[0])
+
+    def source(self, name: str) -> HostRange:
+        """Where a tensor is copied in from. The host waits until it is unpacked."""
+        if name not in self.slab.targets:
+            return self.slab.slots[name]
+        self._unpack(name)
+        self._add(HostWait(lane=HOST, waits=self.unpacking[name], op=self.walk.stage))  # else stale bytes come in
+        return self.slab.targets[name]
+
+    def copied_in(self, name: str, token: Token) -> None:
+        """The tensor's copy-in is issued; it is done at `token`. Meanwhile the one that comes next is unpacked."""
+        place = self.slab.targets.get(name, self.slab.slots[name])
+        self.busy.append((place, (token,)))
+        following = self.slab.order[self.slab.order.index(name) + 1 :]
+        if following:
+            self._unpack(following[0])
+
+    def _unpack(self, name: str) -> None:
+        if name not in self.packing or name in self.unpacking:
+            return
+        target, packing = self.slab.targets[name], self.packing[name]
+        self.used[name if target == self.slab.slots[name] else _target(name)] = target
+        # Else it overwrites what others still have there; of its own parts, each is in nobody's way but its own.
+        waits = tuple(token for token in self._users(target) if token not in packing)
+        self.unpacking[name] = tuple(
+            self._part(Decompress, target, k, bounds, tuple(dict.fromkeys((*waits, packed))))
+            for (k, bounds), packed in zip(self._parts(name), packing, strict=True)
+        )
+
+    def _parts(self, name: str) -> list[tuple[int, tuple[int, int]]]:
+        """(worker, bytes of its part) of a tensor; small tensors do not have a part for every worker."""
+        tensor = self.walk.graph.tensors[name]
+        word = word_bytes(ITEM_BYTES[tensor.dtype])
+        places = split(tensor.nbytes // word, self.walk.plan.codecs)
+        return [(k, (p.start * word, p.stop * word)) for k, p in enumerate(places) if p.stop > p.start]
+
+    def _part(
+        self, kind: type[Compress | Decompress], host: HostRange, k: int, bounds: tuple[int, int],
+        waits: tuple[Token, ...],
+    ) -> Token:  # fmt: skip
+        token = next(self.walk.tokens)
+        self._add(
+            kind(
+                lane=f"codec-{k}", host=host, part=k, start=bounds[0], stop=bounds[1], waits=waits, signal=token,
+                op=self.walk.stage,
+            )
+        )  # fmt: skip
+        return token
+
+    def _users(self, place: HostRange) -> tuple[Token, ...]:
+        """What to wait for before these bytes may be written."""
+        found = [tokens for other, tokens in self.busy if _share(place, other)]
+        return tuple(dict.fromkeys(token for tokens in found for token in tokens))
+
+    def _add(self, action: Action) -> None:
+        self.walk.actions.append(action)
+
+
+def _share(a: HostRange, b: HostRange) -> bool:
+    return a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes
