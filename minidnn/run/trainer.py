@@ -323,7 +323,7 @@ class Trainer:
         except BaseException as error:
             self._failed = self._failed or train
             self.device.abandon()
-            add_note(error, f"in step {step}" if train else f"in the evaluation after {step} steps")
+            add_note(error, f"in step {step}" if train else f"in an evaluation after {step} steps")
             raise
 
     def check_usable(self) -> None:
@@ -374,7 +374,7 @@ class Trainer:
         return evaluate(self, data)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """Logits for x [rows,C,H,W], any number of rows; float32 [rows, classes]."""
+        """Logits for x [rows,C,H,W], any number of rows; [rows, classes], float32 (in fp64 float64)."""
         self.check_usable()
         x = np.asarray(x)
         slot, outputs = self._slots[0].batch, []
@@ -384,8 +384,9 @@ class Trainer:
             rows = self._fill(slot, x[start : start + self.micro_batch], None)
             executor = self.programs.executor(Purpose(train=False, loss=False), rows)
             slot.select(0, 0, {})
-            executor.run(slot)
-            self.device.host_wait(self.device.record(self.device.stream(COMPUTE)))
+            with self._failing(False, self.step_count):
+                executor.run(slot)
+                self.device.host_wait(self.device.record(self.device.stream(COMPUTE)))
             output = slot.array(executor.schedule.graph.output)[:rows]
             outputs.append(output.astype(np.float64 if self.target.precision == "fp64" else np.float32))
         return np.concatenate(outputs)
