@@ -23,11 +23,11 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 
 def parse_size(text: str | int, argument: str = "size") -> int:
     """`"8GiB"`, `"512 MB"`, `"4096"` or an int -> bytes. KiB, MiB, GiB are powers of two; KB, MB, GB powers of ten."""
-    if isinstance(text, int):
+    if isinstance(text, int) and not isinstance(text, bool):
         if text < 0:
             raise ArgumentError(f"{argument} is {text}; it must be 0 or more bytes")
         return text
-    match = _SIZE.fullmatch(text)
+    match = _SIZE.fullmatch(text) if isinstance(text, str) else None
     factor = _FACTORS.get(match.group(2).upper()) if match else None
     if match is None or factor is None:
         raise ArgumentError(f"{argument} is {text!r}; write a number and a unit, such as 8GiB, 512MiB or 4096")

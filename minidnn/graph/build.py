@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from minidnn.errors import ArgumentError
+from minidnn.errors import ArgumentError, ShapeError
 from minidnn.graph.emit import Scope, Writer, scalars_tensor
 from minidnn.graph.graph import Graph, LayerInfo, Target
 from minidnn.graph.tensor import Role, Tensor
@@ -82,7 +82,7 @@ def _forward(
             and layer.masks and front.y is x
         )  # fmt: skip
         before = len(writer.ops)
-        y = layer.forward(scope)
+        y = _forward_at(layer, scope)
         if len(writer.ops) > before:  # a layer without ops (a view, an equal-size pool) is not in the graph
             scope.y = y
             if front and scope.mask_dx:
@@ -93,6 +93,14 @@ def _forward(
         if layer is not loss:
             output = y
     return scopes, output
+
+
+def _forward_at(layer: Layer, scope: Scope) -> Tensor:
+    """`layer.forward`, with the layer's path in front of what it says."""
+    try:
+        return layer.forward(scope)
+    except ShapeError as error:
+        raise ShapeError(f"layer {scope.path} ({type(layer).__name__}): {error}") from None
 
 
 def _input(writer: Writer, shape: tuple[int, ...]) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -90,7 +91,8 @@ def fit(
         return run.train(stream, evaluate_epochs, progress, on_epoch)
     finally:
         if stream is not None:
-            stream.close()
+            with suppress(OSError):  # every line was flushed; a disk that was full then has been reported
+                stream.close()
 
 
 def evaluate(trainer: Trainer, data: Data | Dataset) -> dict[str, float]:
