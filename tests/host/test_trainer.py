@@ -281,6 +281,21 @@ def test_data_that_are_not_numbers_stop_the_step_that_meets_them(value: float, m
     assert all((net.state_dict()[name] == array).all() for name, array in good.items())
 
 
+def test_an_interrupted_epoch_costs_that_epoch_at_most() -> None:
+    net = network()
+
+    def sabotage(epoch: int, _: dict[str, float]) -> None:
+        if epoch == 2:
+            action, label, _ = opened.executor(5).steps[30]
+            opened.executor(5).steps[30] = (action, label, lambda: os.kill(os.getpid(), signal.SIGINT))
+
+    with pytest.raises(KeyboardInterrupt), trainer(net) as opened:
+        opened.fit(data(), 4, on_epoch=sabotage)
+    with trainer() as undisturbed:
+        undisturbed.fit(data(), 2)
+        assert all((net.state_dict()[name] == value).all() for name, value in undisturbed.state_dict().items())
+
+
 class Interrupting:
     """Data that send a real Ctrl-C to the process from the loader's thread, at one of the reads."""
 
