@@ -21,7 +21,9 @@ from minidnn.models.smallnet import smallnet, smallvgg
 from minidnn.models.table3 import table3
 from minidnn.models.vgg import VARIANTS, vgg, vgg101
 
-__all__ = ["MODELS", "alexnet", "alexnet_tv", "create", "options", "resolve", "smallnet", "smallvgg", "table3", "vgg", "vgg101"]
+__all__ = [
+    "MODELS", "alexnet", "alexnet_tv", "create", "options", "resolve", "smallnet", "smallvgg", "table3", "vgg", "vgg101",
+]  # fmt: skip
 
 Factory = Callable[..., nn.Sequential]
 
