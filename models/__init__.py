@@ -22,7 +22,8 @@ from minidnn.models.table3 import table3
 from minidnn.models.vgg import VARIANTS, vgg, vgg101
 
 __all__ = [
-    "MODELS", "alexnet", "alexnet_tv", "create", "options", "resolve", "smallnet", "smallvgg", "table3", "vgg", "vgg101",
+    "MODELS", "alexnet", "alexnet_tv", "create", "options", "resolve", "smallnet", "smallvgg", "table3", "vgg",
+    "vgg101",
 ]  # fmt: skip
 
 Factory = Callable[..., nn.Sequential]
