@@ -20,11 +20,11 @@ class FreeList:
         self.heads: set[int] = set()  # addresses at which chunks begin
         self._nbytes: dict[int, int] = {}  # address -> bytes
         self._ends: dict[int, int] = {}  # first address behind a block -> its address
-        # Per segment, in order: its keys; the addresses in them; its first key, lowest and highest address. There is
-        # always a segment, and the first key of the first counts as 0, so that every key belongs to one.
+        # Per segment, in order: its keys; the addresses in them; the key from which on keys belong to it (0 for the
+        # first, so that every key belongs to one); its lowest and highest address. There is always a segment.
         self._keys: list[list[int]] = [[]]
         self._addresses: list[list[int]] = [[]]
-        self._firsts = [0]
+        self._starts = [0]
         self._lows = [0]
         self._highs = [0]
 
@@ -71,7 +71,7 @@ class FreeList:
         self._nbytes[address] = nbytes
         self._ends[address + nbytes] = address
         key = nbytes << SHIFT | address
-        i = bisect_right(self._firsts, key) - 1
+        i = bisect_right(self._starts, key) - 1
         keys, addresses = self._keys[i], self._addresses[i]
         at = bisect_left(keys, key)
         keys.insert(at, key)
@@ -82,8 +82,6 @@ class FreeList:
             self._lows[i] = address
         elif address > self._highs[i]:
             self._highs[i] = address
-        if at == 0 and i:
-            self._firsts[i] = key
         if len(keys) > 2 * SEGMENT:
             self._halve(i)
 
@@ -91,18 +89,16 @@ class FreeList:
         nbytes = self._nbytes.pop(address)
         del self._ends[address + nbytes]
         key = nbytes << SHIFT | address
-        i = bisect_right(self._firsts, key) - 1
+        i = bisect_right(self._starts, key) - 1
         keys, addresses = self._keys[i], self._addresses[i]
         at = bisect_left(keys, key)
         del keys[at], addresses[at]
         if not keys:
             if len(self._keys) > 1:
-                for column in (self._keys, self._addresses, self._firsts, self._lows, self._highs):
+                for column in (self._keys, self._addresses, self._starts, self._lows, self._highs):
                     del column[i]
-                self._firsts[0] = 0
+                self._starts[0] = 0
             return nbytes
-        if at == 0 and i:
-            self._firsts[i] = keys[0]
         if address == self._lows[i]:
             self._lows[i] = min(addresses)
         if address == self._highs[i]:
@@ -144,7 +140,7 @@ class FreeList:
     def _position(self, nbytes: int) -> tuple[int, int]:
         """Segment, and index in it, where the blocks with `nbytes` or more begin."""
         key = nbytes << SHIFT
-        i = bisect_right(self._firsts, key) - 1
+        i = bisect_right(self._starts, key) - 1
         return i, bisect_left(self._keys[i], key)
 
     def _halve(self, i: int) -> None:
@@ -152,6 +148,6 @@ class FreeList:
         low, high = addresses[:SEGMENT], addresses[SEGMENT:]
         self._keys[i : i + 1] = [keys[:SEGMENT], keys[SEGMENT:]]
         self._addresses[i : i + 1] = [low, high]
-        self._firsts.insert(i + 1, keys[SEGMENT])
+        self._starts.insert(i + 1, keys[SEGMENT])
         self._lows[i : i + 1] = [min(low), min(high)]
         self._highs[i : i + 1] = [max(low), max(high)]

@@ -136,8 +136,6 @@ def _cgroup(mount: Path, path: str, names: tuple[str, str, str]) -> Iterator[Hos
     limit_file, usage_file, reclaimable = names
     inner = PurePosixPath("/", path).relative_to("/")
     for group in (inner, *inner.parents):
-        if ".." in group.parts:
-            continue
         limit = _text(mount / group / limit_file).strip()
         if not limit.isdigit() or int(limit) >= UNLIMITED:  # "max", or no such group here
             continue

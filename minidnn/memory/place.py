@@ -82,12 +82,11 @@ def place(
     _check(stays, alignment)
     bound = lower_bound(stays, alignment)
     target = bound if limit is None else max(bound, limit)
-    search = _Search([s for s in stays if s.nbytes], alignment, target)
+    search = _Search(stays, alignment, target)
     search.construct()
     if limit is None or limit >= bound:
         search.improve(effort)
-    offsets = {stay.id: 0 for stay in stays} | search.offsets()
-    return Placement(offsets, search.best_height, bound)
+    return Placement(search.offsets(), search.best_height, bound)
 
 
 def _check(stays: Sequence[Interval], alignment: int) -> None:

@@ -90,7 +90,7 @@ def save_trace(trace: Iterable[Event], path: Path) -> None:
 def load_trace(path: Path) -> Trace:
     """Read a trace, ours or another program's. Raises DataError with the line's number and what is wrong with it."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().splitlines()
     except OSError as error:
         raise DataError(f"cannot read the trace {path}: {error.strerror}") from None
     events = [_parse(line, f"{path} line {number}") for number, line in enumerate(lines, 1) if line.strip()]

@@ -103,7 +103,7 @@ def test_free_list_keeps_its_orders_through_many_changes() -> None:
 
 def test_free_list_cuts_within_one_block_only() -> None:
     free = free_list((0, 6), (10, 3))
-    assert not any(free.cut(*wrong) for wrong in ((0, 7), (5, 3), (6, 1), (9, 2), (12, 2), (20, 1), (-1, 3)))
+    assert not any(free.cut(*wrong) for wrong in ((0, 7), (5, 3), (6, 1), (9, 2), (12, 2), (20, 1), (-1, 3), (9, 4)))
     assert list(free) == [(0, 6), (10, 3)]
     assert free.cut(2, 3)
     assert list(free) == [(0, 2), (5, 1), (10, 3)]
@@ -111,3 +111,15 @@ def test_free_list_cuts_within_one_block_only() -> None:
     assert free.cut(0, 2)
     assert free.cut(5, 1)
     assert (list(free), free.largest, free.last, free.first(1), free.smallest(1)) == ([], 0, None, None, None)
+
+
+def test_free_list_finds_small_blocks_again_after_all_small_ones_were_taken() -> None:
+    free = FreeList()
+    for i in range(300):
+        free.add_chunk(1000 * i, 1 + i)
+    for i in range(150):
+        assert free.cut(1000 * i, 1 + i)
+    free.give(5000, 6)
+    assert free.smallest(1) == (5000, 6)
+    assert free.first(7) == 150_000
+    assert [free.smallest(n) for n in (151, 300, 301)] == [(150_000, 151), (299_000, 300), None]

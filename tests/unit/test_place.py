@@ -111,6 +111,12 @@ def test_crowded_placements_above_the_bound_are_optimal() -> None:
     assert above == 4
 
 
+def test_more_effort_never_gives_a_higher_placement() -> None:
+    for case in (crowded(9), crowded(11), crowded(12), intervals(random_trace(10))):
+        heights = [checked(case, alignment=1, effort=effort).nbytes for effort in range(0, 40_000, 1500)]
+        assert heights == sorted(heights, reverse=True)
+
+
 def test_the_search_stops_at_the_limit() -> None:
     given = intervals(random_trace(10))
     tight = checked(given)

@@ -28,6 +28,12 @@ def test_limit_keeps_the_rounded_bytes_in_use_below_it() -> None:
     assert pool.allocate(3 * KB).address == 0
 
 
+def test_limit_counts_requests_as_the_pool_rounds_them() -> None:
+    pool = LimitedPool(Pool(8 * KB), 2 * KB - 1)
+    pool.allocate(1)
+    assert pool.try_allocate(1) is None
+
+
 def test_limit_of_the_pool_itself_binds_first() -> None:
     assert LimitedPool(Pool(2 * KB), 3 * KB).limit == 2 * KB
     assert LimitedPool(Pool(2 * KB, limit=UNLIMITED), 3 * KB).limit == 3 * KB

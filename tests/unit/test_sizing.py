@@ -63,6 +63,12 @@ def test_a_failure_enlarges_the_pool_by_exactly_what_was_missing() -> None:
     assert (sizing.nbytes, sizing.restarts) == (7 * KB, 1)
 
 
+def test_what_is_missing_at_the_high_end_is_missing_from_the_rightmost_block() -> None:
+    hole = (Allocate("a", 3 * KB), Allocate("b", KB), Free("a"))  # 3 units are free below b, 2 above
+    sizing = smallest_pool((*hole, Allocate("c", 4 * KB, "kept")), "high-end", start=6 * KB)
+    assert (sizing.nbytes, sizing.restarts) == (8 * KB, 1)
+
+
 def test_a_heuristic_that_refuses_what_it_could_reach_does_not_stop_the_search() -> None:
     class Cautious(BestFit):
         name = "cautious"
