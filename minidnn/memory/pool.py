@@ -153,7 +153,7 @@ class Allocator(ABC):
 
         Raises OutOfDeviceMemory when no room is left and no announced free is outstanding, and what `fail` was told.
         """
-        block = self.try_allocate(nbytes, role, label)
+        block = self.try_allocate(nbytes, role, label)  # the usual case, without the lock around it twice
         if block is not None:
             return block
         with self.lock:
