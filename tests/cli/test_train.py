@@ -132,11 +132,11 @@ def test_nan_data_stop_the_run_and_leave_the_last_checkpoint(tmp_path: Path) -> 
     np.savez(tmp_path / "good.npz", x=x, y=np.arange(40) % 10)
     x[::2] = np.nan
     np.savez(tmp_path / "bad.npz", x=x, y=np.arange(40) % 10)
-    run = ("train", "smallnet", "--device", "host", "--batch", "8", "--checkpoint", str(tmp_path / "saved"))
-    succeed(*run, "--data", str(tmp_path / "good.npz"), "--steps", "2")
+    run = ("train", "smallnet", "--device", "host", "--batch", "8", "--quiet")
+    succeed(*run, "--data", str(tmp_path / "good.npz"), "--steps", "2", "--checkpoint", str(tmp_path / "saved"))
     before = weights(tmp_path / "saved")
-    says = refuse(*run, "--data", str(tmp_path / "bad.npz"), "--epochs", "2", "--quiet")
-    assert "the loss of step 0 is nan" in says
+    says = refuse(*run, "--data", str(tmp_path / "bad.npz"), "--epochs", "2", "--resume", str(tmp_path / "saved"))
+    assert "the loss of step 2 is nan" in says
     assert weights(tmp_path / "saved") == before
 
 
@@ -196,3 +196,5 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     succeed(*DIGITS, "--steps", "1", "--checkpoint", str(tmp_path))
     says = refuse(*DIGITS, "--steps", "2", "--seed", "1", "--resume", str(tmp_path), "--quiet")
     assert "has seed 0; this run has 1" in says
+    says = refuse(*DIGITS, "--steps", "2", "--checkpoint", str(tmp_path), "--quiet")
+    assert "has step 1 of another run" in says
