@@ -6,10 +6,7 @@ that fit, then with the memory-optimal ones; those that do not fit are dropped, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from minidnn.plan.mode import Policy, Request
-from minidnn.plan.plan import Plan
+from minidnn.plan.mode import Policy, Proposals, Request
 from minidnn.plan.vdnn import offload_plan
 
 SETS = ("all", "conv", "aconv")
@@ -18,7 +15,7 @@ SETS = ("all", "conv", "aconv")
 def vdnn_family(sync: str) -> Policy:
     """The policy of `vdnn` (sync "both") or `vdnn++` (sync "compute")."""
 
-    def policy(request: Request) -> Iterator[Plan]:
+    def policy(request: Request) -> Proposals:
         mode = request.mode
         assert mode.offload_set is not None
         if mode.offload_set != "dyn":

@@ -6,14 +6,12 @@ each as large as the largest dX / dY, serve all of them in turn. `keep` frees ev
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from minidnn.graph.tensor import Role
-from minidnn.plan.mode import Request
+from minidnn.plan.mode import Proposals, Request
 from minidnn.plan.plan import Plan, pick_algorithms, stages_by_op
 
 
-def base(request: Request) -> Iterator[Plan]:
+def base(request: Request) -> Proposals:
     """Everything stays; gradients of activations alternate between two chunks of equal size."""
     graph = request.graph
     gradients = [t for t in graph.tensors.values() if t.role is Role.GRADIENT and not t.name.endswith("@micro")]
@@ -24,7 +22,7 @@ def base(request: Request) -> Iterator[Plan]:
     )  # fmt: skip
 
 
-def keep(request: Request) -> Iterator[Plan]:
+def keep(request: Request) -> Proposals:
     """Nothing is offloaded, everything is freed at its last use."""
     graph = request.graph
     rule = request.mode.rule

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from minidnn.graph.graph import Graph
@@ -25,13 +25,26 @@ class Mode:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a policy gets: the graph, the profile, the mode and the order of allocations in backward."""
+    """What a policy gets: the graph, the profile, the mode, the order of allocations in backward, and the bytes of the
+    pool (None: as many as it likes). The profile of a planner has times and a link."""
 
     graph: Graph
     profile: Profile
     mode: Mode
     order: str = "prefetch-first"
+    pool: int | None = None
 
 
-Policy = Callable[[Request], Iterator[Plan]]
-"""A policy yields one plan or several candidates; the fastest that fits is taken."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a proposed plan: the bytes of its pool once placed, whether it keeps the limits, and, where it
+    does and times are known, its predicted ms."""
+
+    pool_bytes: int
+    fits: bool
+    ms: float | None
+
+
+Proposals = Generator[Plan, Outcome | None, None]
+Policy = Callable[[Request], Proposals]
+"""A policy proposes one plan or several; the fastest that fits is taken. It may look at what became of each."""

@@ -25,7 +25,8 @@ class Plan:
     are freed by release workers), or "none" (streams and events only). `rule`: how algorithms were picked; those of
     "g" are bounded by the room that each stage leaves, once that is known. `lifetime`: buffers end at their
     "last-use", or stay for the "iteration". `reserve`: bytes to take for a tensor where more than its own.
-    `free_before`: offloaded tensor -> the op before whose allocations its release is counted as done. `scratch`:
+    `free_before`: offloaded tensor -> the op before whose allocations its release is counted as done. `offsets`: where
+    every stay (`Buffer.key`) lies in the pool, of a policy that places too. `scratch`:
     bytes in front of all tensors that the device's libraries use.
     """
 
@@ -44,6 +45,7 @@ class Plan:
     slots: int = 2
     codecs: int = PARTS
     scratch: int = 0
+    offsets: Mapping[str, int] = field(default_factory=dict)
 
     def algorithm(self, op: Op) -> Algorithm:
         """The algorithm chosen for an op."""

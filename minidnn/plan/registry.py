@@ -1,4 +1,5 @@
-"""The registry of policies, and the grammar of memory modes: `base | keep | vdnn | vdnn++ [:SET][(p|m|g)]`."""
+"""The registry of policies, and the grammar of memory modes: `base | keep | vdnn | vdnn++ [:SET][(p|m|g)]`
+or a planner's name."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Mapping
 
 from minidnn.errors import ArgumentError
 from minidnn.plan.dynamic import vdnn_family
+from minidnn.plan.greedy import greedy
 from minidnn.plan.keep_all import base, keep
 from minidnn.plan.mode import Mode, Policy
 
@@ -17,8 +19,13 @@ POLICIES: Mapping[str, Policy] = {
     "keep": keep,
     "vdnn": vdnn_family("both"),
     "vdnn++": vdnn_family("compute"),
+    "greedy": greedy,
 }
 """Name of a mode's family -> its policy. A new memory mode is one file and one line here."""
+FIXED_SETS = frozenset({"vdnn", "vdnn++"})
+"""Families that take an offload set."""
+PLANNERS = frozenset({"greedy"})
+"""Policies that plan for a budget, by predicted times. Their rule is `g` unless one is typed."""
 
 
 def parse_mode(text: str) -> Mode:
@@ -30,8 +37,8 @@ def parse_mode(text: str) -> Mode:
             "(all, conv, aconv, none, dyn or layer+layer) and (p), (m) or (g), such as 'vdnn++:conv(p)'"
         )
     family, offload_set = match["family"], match["set"]
-    if offload_set is not None and not family.startswith("vdnn"):
+    if offload_set is not None and family not in FIXED_SETS:
         raise ArgumentError(f"memory mode is {text!r}; {family} takes no offload set")
-    if offload_set is None and family.startswith("vdnn"):
+    if offload_set is None and family in FIXED_SETS:
         offload_set = "dyn"
-    return Mode(text.strip(), family, offload_set, match["rule"] or "p")
+    return Mode(text.strip(), family, offload_set, match["rule"] or ("g" if family in PLANNERS else "p"))

@@ -1,18 +1,23 @@
-"""A lower bound on the time of an iteration within a budget (Beaumont et al., Propositions 2 and 3, made true for what
-is executed here: the network's input is never copied out, and both directions may overlap)."""
+"""Lower bounds on the time of an iteration within a budget.
+
+`iteration_bound` is true of whatever is executed here: Beaumont et al. 2020, Propositions 2 and 3, with what the paper
+leaves out (the network's input is never copied out, both directions may overlap, each convolution has several
+algorithms) and with what follows from the order of events. `paper_bound` is Proposition 3 as printed.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate
 
 from minidnn.graph.graph import Graph
 from minidnn.graph.tensor import Role
-from minidnn.memory.place import lower_bound
-from minidnn.plan.mode import Mode, Request
-from minidnn.plan.registry import POLICIES
-from minidnn.profile.profile import Profile
-from minidnn.schedule.lifetimes import lifetimes
-from minidnn.schedule.lower import ALIGNMENT, walk
+from minidnn.plan.outline import Outline, resident
+from minidnn.plan.plan import Plan
+from minidnn.profile.profile import Link, Profile
+from minidnn.schedule.lower import persistent_region
+
+LEVELS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,35 +26,77 @@ class Bound:
 
     `compute_ms` sums each op's fastest algorithm; `offload_ms` and `prefetch_ms` are the copies of the bytes that
     cannot stay: the peak at the smallest workspaces less the budget. One lane for all copies adds them, two overlap.
+
+    `phases_ms` is what order and workspaces add. What is away while an op runs has left before and comes back after it,
+    so the ops before it overlap that copy-out alone and those after it the copy-in. And any choice of algorithms has
+    some peak P with nothing offloaded: its ops take at least as long as the fastest below P, and P less the budget has
+    to leave; the least over all P counts.
     """
 
     compute_ms: float
     offload_ms: float
     prefetch_ms: float
+    phases_ms: float = 0.0
 
     def ms(self, lanes: int) -> float:
         """The bound for schedules with one copy lane or two."""
         copies = self.offload_ms + self.prefetch_ms if lanes == 1 else max(self.offload_ms, self.prefetch_ms)
-        return max(self.compute_ms, copies)
+        return max(self.compute_ms, copies, self.phases_ms)
 
 
 def iteration_bound(graph: Graph, profile: Profile, budget: int | None) -> Bound:
     """The bound for a graph, a profile with times, and a budget in bytes of the arena (None: unlimited)."""
-    compute = sum(
-        min((a.ms for a in profile.algorithms(graph, op) if a.ms is not None), default=0.0) for op in graph.ops
-    )
     if budget is None or profile.link is None:
-        return Bound(compute, 0.0, 0.0)
+        ways = (profile.algorithms(graph, op) for op in graph.ops)
+        return Bound(sum(min(a.ms or 0.0 for a in way) for way in ways), 0.0, 0.0)
+    outline = Outline.of(graph, profile, 1)  # no rounding: what crosses the link is not rounded either
+    pool = budget - persistent_region(graph, Plan("", (), scratch=profile.scratch_bytes))[1]
+    away = [max(0, n + a.workspace - pool) for n, a in zip(outline.resident, outline.smallest, strict=True)]
+    copies = _Copies(profile.link, sum(t.nbytes for t in graph.tensors.values() if t.role is Role.INPUT))
+    levels = outline.levels(LEVELS)
+    # A peak between two levels has the algorithms of the upper one at best, and the excess of the lower one at least.
+    pairs = zip([levels[0], *levels[:-1]], levels, strict=True)
+    phases = min(_phases_ms([a.ms or 0.0 for a in outline.within(top)], away, low - pool, copies) for low, top in pairs)
+    most = max(away)
+    return Bound(sum(a.ms or 0.0 for a in outline.fastest), copies.out_ms(most), copies.in_ms(most), phases)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """The times of copies of so many bytes; `kept` bytes, the network's input, are never copied out."""
+
+    link: Link
+    kept: int
+
+    def out_ms(self, nbytes: int) -> float:
+        return max(0, nbytes - self.kept) / self.link.d2h * 1e3
+
+    def in_ms(self, nbytes: int) -> float:
+        return max(0, nbytes) / self.link.h2d * 1e3
+
+
+def _phases_ms(times: list[float], away: list[int], excess: int, copies: _Copies) -> float:
+    """`away[i]` bytes are not there while op i runs, nor are `excess` bytes at some op."""
+    ends = list(accumulate(times))
+    longest = max(ends[-1], copies.out_ms(excess), copies.in_ms(excess))
+    for nbytes, ms, end in zip(away, times, ends, strict=True):
+        before, after = max(end - ms, copies.out_ms(nbytes)), max(ends[-1] - end, copies.in_ms(nbytes))
+        longest = max(longest, before + ms + after)
+    return longest
+
+
+def paper_bound(graph: Graph, profile: Profile, budget: int) -> float:
+    """Proposition 3: max(sum u, 2 (M_peak - M_GPU) / bandwidth) in ms, with the fastest algorithms at the least
+    workspaces. It takes one transfer at a time and lets all that is offloaded cross the link twice."""
+    assert profile.link is not None
+    compute = iteration_bound(graph, profile, None).compute_ms
     excess = max(0, in_core_peak(graph, profile) - budget)
-    inputs = sum(t.nbytes for t in graph.tensors.values() if t.role is Role.INPUT)
-    out = max(0, excess - inputs) / profile.link.d2h * 1e3
-    return Bound(compute, out, excess / profile.link.h2d * 1e3)
+    return max(compute, excess * (1 / profile.link.d2h + 1 / profile.link.h2d) * 1e3)
 
 
 def in_core_peak(graph: Graph, profile: Profile) -> int:
     """Bytes of the arena with nothing offloaded, the least workspaces, everything freed at its last use, and no
     fragmentation."""
-    mode = Mode("keep(m)", "keep", None, "m")
-    (plan,) = POLICIES["keep"](Request(graph, profile, mode))
-    draft = walk(graph, replace(plan, scratch=profile.scratch_bytes))
-    return draft.persistent_bytes + lower_bound(lifetimes(draft.actions), ALIGNMENT)
+    workspaces = (min(a.workspace for a in profile.algorithms(graph, op)) for op in graph.ops)
+    pool = max(n + w for n, w in zip(resident(graph), workspaces, strict=True))
+    return pool + persistent_region(graph, Plan("", (), scratch=profile.scratch_bytes))[1]

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field, replace
 from minidnn.errors import ArgumentError, BudgetError
 from minidnn.graph.graph import Graph
 from minidnn.memory.fit import named_fit
-from minidnn.plan.mode import Mode, Request
+from minidnn.plan.mode import Mode, Outcome, Proposals, Request
 from minidnn.plan.plan import ORDERS, Plan, pick_algorithms
-from minidnn.plan.registry import POLICIES, parse_mode
+from minidnn.plan.registry import PLANNERS, POLICIES, parse_mode
+from minidnn.profile.nominal import with_times
 from minidnn.profile.profile import Algorithm, Profile
 from minidnn.run.live import live_schedule
+from minidnn.run.simulator import simulate
 from minidnn.schedule.actions import Schedule
-from minidnn.schedule.lower import lower
+from minidnn.schedule.lower import ALIGNMENT, lower, persistent_region
 from minidnn.schedule.releases import delay_releases, stage_room
 from minidnn.units import format_size
 
@@ -62,10 +64,13 @@ def choose(
     score, the first). Raises BudgetError with the smallest budget that works when none fits."""
     mode = parse_mode(mode) if isinstance(mode, str) else mode
     fitting: list[Schedule] = []
-    for schedule in candidates(graph, mode, profile, options, persistent):
+    predicted: list[float] = []
+    for schedule, ms in _judged(graph, mode, profile, options, persistent):
         if options.allow(schedule):
             fitting.append(schedule)
-            if score is None:
+            if ms is not None:
+                predicted.append(ms)
+            elif score is None:
                 break
     if not fitting:
         assert options.budget is not None
@@ -77,6 +82,8 @@ def choose(
             f"the budget is {options.budget} bytes ({format_size(options.budget)})",
             needed,
         )
+    if predicted:  # planners weigh predicted times, whatever could be measured
+        return fitting[predicted.index(min(predicted))]
     return min(fitting, key=score) if score and len(fitting) > 1 else fitting[0]
 
 
@@ -93,20 +100,54 @@ def candidates(
 ) -> Iterator[Schedule]:
     """The schedules that a mode's policy proposes, in its order. Raises BudgetError where the fit heuristic serves none
     of them in a pool of any size."""
+    for schedule, _ in _judged(graph, mode, profile, options, persistent):
+        yield schedule
+
+
+def _judged(
+    graph: Graph, mode: Mode, profile: Profile, options: Options, persistent: Mapping[str, int] | None
+) -> Iterator[tuple[Schedule, float | None]]:
+    """The candidates; those of a planner that keep the limits with their predicted ms."""
     refused: BudgetError | None = None
     served = False
-    for proposed in POLICIES[mode.family](Request(graph, profile, mode, options.order)):
+    planner = mode.family in PLANNERS
+    timed = with_times(graph, profile) if planner else profile
+    pool = _pool(graph, profile, options, persistent)
+    proposals = POLICIES[mode.family](Request(graph, timed, mode, options.order, pool))
+    outcome: Outcome | None = None
+    while (proposed := _next(proposals, outcome)) is not None:
         algorithms = {**proposed.algorithms, **options.algorithms}
-        plan = replace(proposed, algorithms=algorithms, scratch=profile.scratch_bytes)
+        offsets = {} if options.algorithms else proposed.offsets  # those were for the proposed workspaces
+        plan = replace(proposed, algorithms=algorithms, scratch=profile.scratch_bytes, offsets=offsets)
         try:
-            schedule = schedule_of(graph, plan, profile, options, persistent)
+            schedule = schedule_of(graph, plan, timed, options, persistent)
         except BudgetError as error:
-            refused = error
+            refused, outcome = error, Outcome(pool or 0, False, None)
             continue
         served = True
-        yield schedule
+        fits = options.allow(schedule)
+        ms = simulate(schedule, timed).iteration_ms if planner and fits else None
+        outcome = Outcome(schedule.pool_bytes, fits, ms)
+        yield schedule, ms
     if refused is not None and not served:
         raise refused
+
+
+def _next(proposals: Proposals, outcome: Outcome | None) -> Plan | None:
+    try:
+        return proposals.send(outcome)
+    except StopIteration:
+        return None
+
+
+def _pool(
+    graph: Graph, profile: Profile, options: Options, persistent: Mapping[str, int] | None
+) -> int | None:
+    """Bytes of the pool that the budget leaves beside what outlives an iteration."""
+    if options.budget is None:
+        return None
+    _, taken = persistent_region(graph, Plan("", (), scratch=profile.scratch_bytes), persistent)
+    return max(options.budget - taken, 0) // ALIGNMENT * ALIGNMENT
 
 
 def schedule_of(

@@ -456,7 +456,9 @@ def lower(
     draft = walk(graph, plan, None, persistent)
     stays = lifetimes(draft.actions)
     bound = lower_bound(stays, ALIGNMENT)
-    if fit is None:
+    if fit is None and plan.offsets:
+        offsets = plan.offsets
+    elif fit is None:
         offsets = place(stays, limit=limit, alignment=ALIGNMENT, effort=effort).offsets
     else:
         offsets = smallest_pool(trace(graph, plan, draft.actions), fit).offsets

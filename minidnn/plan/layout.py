@@ -1,0 +1,118 @@
+"""Where the buffers of an arrangement lie. Its moments fill the pool nearly to the last byte nearly all the time, which
+leaves a placement no freedom; so places come first, with every offloaded tensor on the device only while ops use it,
+and then each gets as much of the time that the arrangement gives it as it finds a free range for.
+
+What comes out always fits: a copy-out for which no range stays free long enough is waited for earlier, a copy-in for
+which none is free early enough begins later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minidnn.memory.place import Interval, place
+from minidnn.memory.trace import GRANULARITY
+from minidnn.plan.outline import Arrangement, lifetime
+from minidnn.units import round_up
+
+EFFORT = 20_000
+"""What the search for a placement of the shortest stays may cost."""
+
+
+def lay_out(arrangement: Arrangement, pool: int) -> Arrangement | None:
+    """The arrangement with offsets, its moments changed where need be; None where no placement was found."""
+    stays = _shortest_stays(arrangement)
+    placed = place(
+        [Interval(key, nbytes, first, last + 1) for key, (nbytes, first, last) in stays.items()], pool, effort=EFFORT
+    )
+    if placed.nbytes > pool:
+        return None
+    board = _Board(stays, placed.offsets, pool)
+    until, fetch = dict(arrangement.free_before), dict(arrangement.fetch)
+    for m in arrangement.offload:
+        if m.name in until:
+            until[m.name] = board.lengthen(f"{m.name}#0", until[m.name])
+    begun = 0
+    for m in arrangement.by_need:
+        begun = fetch[m.name] = max(begun, board.begin_earlier(f"{m.name}#1", fetch[m.name]))
+    return replace(arrangement, free_before=until, fetch=fetch, offsets=board.offsets())
+
+
+def _shortest_stays(arrangement: Arrangement) -> dict[str, tuple[int, int, int]]:
+    """Key of the stay -> bytes, first and last op; offloaded tensors are there only from use to use."""
+    graph = arrangement.outline.graph
+    away = {m.name: m for m in arrangement.offload}
+    stays = {}
+    for name, t in graph.tensors.items():
+        if graph.is_persistent(name):
+            continue
+        nbytes = round_up(t.nbytes, GRANULARITY)
+        first, last = lifetime(graph, name)
+        if name in away:
+            stays[f"{name}#0"] = (nbytes, first, away[name].left)
+            stays[f"{name}#1"] = (nbytes, away[name].needed, last)
+        else:
+            stays[f"{name}#0"] = (nbytes, first, last)
+    for i, algorithm in enumerate(arrangement.algorithms):
+        if algorithm.workspace:
+            stays[f"workspace@{i}#0"] = (round_up(algorithm.workspace, GRANULARITY), i, i)
+    return stays
+
+
+class _Board:
+    """Address against op. A stay may move while it is lengthened; all others keep their places."""
+
+    def __init__(self, stays: Mapping[str, tuple[int, int, int]], offsets: Mapping[str, int], pool: int) -> None:
+        self.index = {key: i for i, key in enumerate(stays)}
+        rows = np.array(list(stays.values()), np.int64).reshape(-1, 3)
+        self.nbytes, self.first, self.last = rows[:, 0].copy(), rows[:, 1].copy(), rows[:, 2].copy()
+        self.low = np.array([offsets[key] for key in stays], np.int64)
+        self.pool = pool
+
+    def offsets(self) -> dict[str, int]:
+        """Offset in the pool of every stay."""
+        return {key: int(self.low[i]) for key, i in self.index.items()}
+
+    def lengthen(self, key: str, until: int) -> int:
+        """Let the stay end as late as it can, before op `until` at the latest; returns the op before which it ends."""
+        i = self.index[key]
+        shortest, longest = int(self.last[i]), until - 1
+        while shortest < longest:
+            middle = (shortest + longest + 1) // 2
+            if self._move(i, int(self.first[i]), middle):
+                shortest = middle
+            else:
+                longest = middle - 1
+        return int(self.last[i]) + 1
+
+    def begin_earlier(self, key: str, start: int) -> int:
+        """Let the stay begin as early as it can, with op `start` at the earliest; returns the op."""
+        i = self.index[key]
+        earliest, latest = start, int(self.first[i])
+        while earliest < latest:
+            middle = (earliest + latest) // 2
+            if self._move(i, middle, int(self.last[i])):
+                latest = middle
+            else:
+                earliest = middle + 1
+        return int(self.first[i])
+
+    def _move(self, i: int, first: int, last: int) -> bool:
+        """Give the stay this time, in the smallest gap that is free for all of it."""
+        there = (self.first <= last) & (self.last >= first)
+        there[i] = False
+        low, high = self.low[there], self.low[there] + self.nbytes[there]
+        order = np.argsort(low, kind="stable")
+        bottoms: NDArray[np.int64] = np.append(low[order], self.pool)
+        tops = np.concatenate([[0], np.maximum.accumulate(high[order])])
+        gaps = bottoms - tops
+        wide = np.flatnonzero(gaps >= self.nbytes[i])
+        if not len(wide):
+            return False
+        gap = wide[np.argmin(gaps[wide])]
+        self.low[i], self.first[i], self.last[i] = tops[gap], first, last
+        return True

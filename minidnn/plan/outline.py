@@ -1,0 +1,210 @@
+"""What planners know of an iteration: which bytes live when, what may leave meanwhile, how long ops and copies take.
+
+The planners of Beaumont et al. ("Optimal GPU-CPU Offloading Strategies", Euro-Par 2020) and of the works that they
+compare with decide which activations leave. Everything here is counted per op of the graph, one stage each, so that it
+holds for any graph and not only for the paper's chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from minidnn.graph.graph import Graph
+from minidnn.graph.tensor import Role
+from minidnn.memory.trace import GRANULARITY
+from minidnn.plan.mode import Request
+from minidnn.plan.plan import Plan, stages_by_op
+from minidnn.profile.profile import Algorithm, Link, Profile
+from minidnn.units import round_up
+
+MOVABLE = frozenset({Role.ACTIVATION, Role.INPUT, Role.MASK})
+NEGLIGIBLE = 256
+"""A tensor smaller than the largest by this factor is not worth a copy; only the tightest plan moves it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Movable:
+    """A tensor that backward reads again after a while. Ops by index.
+
+    `nbytes` are those of the pool (rounded), `out_bytes` and `in_bytes` those of its copies: the network's input is
+    never copied out, the host still has it. Made by op `made` (-1: it comes from the host), last read in forward by
+    `left`, needed again by op `needed`.
+    """
+
+    name: str
+    nbytes: int
+    out_bytes: int
+    in_bytes: int
+    made: int
+    left: int
+    needed: int
+
+
+@dataclass(frozen=True)
+class Outline:
+    """One iteration with nothing offloaded, every buffer freed at its last use, one stage per op.
+
+    `resident[i]` is what the pool holds while op i runs, workspaces left out. `ways[i]` are its algorithms, fastest
+    first; all have times. `load_ms` is what the batch takes to come in.
+    """
+
+    graph: Graph
+    link: Link
+    resident: tuple[int, ...]
+    movable: tuple[Movable, ...]
+    ways: tuple[tuple[Algorithm, ...], ...]
+    load_ms: float
+    granularity: int = GRANULARITY
+
+    @classmethod
+    def of(cls, graph: Graph, profile: Profile, granularity: int = GRANULARITY) -> Outline:
+        """Read it off a graph; the profile has times and a link. Sizes are rounded up to `granularity`."""
+        assert profile.link is not None
+        external = [t for t in graph.tensors.values() if t.role in (Role.SCALARS, Role.INPUT, Role.LABEL)]
+        load = sum(profile.link.ms(t.nbytes, False) for t in external if t.role in (Role.SCALARS, Role.INPUT))
+        ways = tuple(tuple(profile.algorithms(graph, op)) for op in graph.ops)
+        sizes = resident(graph, granularity)
+        return cls(graph, profile.link, sizes, tuple(_movable(graph)), ways, load, granularity)
+
+    @property
+    def worthwhile(self) -> tuple[Movable, ...]:
+        """The movable tensors that are large enough to bother, in the order in which they are made."""
+        least = max((m.nbytes for m in self.movable), default=0) // NEGLIGIBLE
+        return tuple(m for m in self.movable if m.nbytes >= least)
+
+    @property
+    def floor_ms(self) -> float:
+        """What no arrangement can be faster than."""
+        return self.load_ms + sum(a.ms or 0.0 for a in self.fastest)
+
+    def without(self, offload: Iterable[Movable]) -> list[int]:
+        """What is left of `resident` when these tensors are away as long as they can be."""
+        change = [0] * (len(self.resident) + 1)
+        for m in offload:
+            change[m.left + 1] -= m.nbytes
+            change[m.needed] += m.nbytes
+        return [r + c for r, c in zip(self.resident, accumulate(change), strict=False)]
+
+    def within(self, level: int, held: Iterable[int] | None = None) -> tuple[Algorithm, ...]:
+        """Per op the fastest algorithm whose workspace fits beside what is held (`resident`) below `level`; where none
+        does, the one with the least workspace."""
+        chosen = []
+        for ways, nbytes in zip(self.ways, self.resident if held is None else held, strict=True):
+            fits = (a for a in ways if nbytes + round_up(a.workspace, self.granularity) <= level)
+            chosen.append(next(fits, None) or min(ways, key=lambda a: a.workspace))
+        return tuple(chosen)
+
+    @property
+    def fastest(self) -> tuple[Algorithm, ...]:
+        return tuple(ways[0] for ways in self.ways)
+
+    @property
+    def smallest(self) -> tuple[Algorithm, ...]:
+        return tuple(min(ways, key=lambda a: a.workspace) for ways in self.ways)
+
+    def peak(self, algorithms: Iterable[Algorithm], held: Iterable[int] | None = None) -> int:
+        """Most bytes of the pool over all ops (the paper's M_peak, less what is persistent)."""
+        return max(
+            nbytes + round_up(a.workspace, self.granularity)
+            for nbytes, a in zip(self.resident if held is None else held, algorithms, strict=True)
+        )
+
+    def levels(self, most: int) -> tuple[int, ...]:
+        """Peaks that some choice of algorithms has, at most so many, the smallest and the largest among them."""
+        found = {self.peak(self.smallest)}
+        for ways, nbytes in zip(self.ways, self.resident, strict=True):
+            found |= {nbytes + round_up(a.workspace, self.granularity) for a in ways}
+        floor, top = self.peak(self.smallest), self.peak(self.fastest)
+        steps = sorted(level for level in found if floor <= level <= top)
+        if len(steps) <= most:
+            return tuple(steps)
+        return tuple(steps[round(k * (len(steps) - 1) / (most - 1))] for k in range(most))
+
+    def named(self, algorithms: Iterable[Algorithm]) -> Mapping[str, Algorithm]:
+        """As a plan has them."""
+        return {op.name: a for op, a in zip(self.graph.ops, algorithms, strict=True)}
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """An offload set with its moments. Ops by index: `free_before` as in `Plan`, `fetch` the op before which a copy-in
+    is issued. `ms` is what the iteration takes if the host is never late and every moment can be kept. `offsets`, once
+    there are some, place every stay in the pool."""
+
+    outline: Outline
+    offload: tuple[Movable, ...]
+    algorithms: tuple[Algorithm, ...]
+    free_before: Mapping[str, int]
+    fetch: Mapping[str, int]
+    ms: float
+    offsets: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What leaves, and the algorithms: two arrangements that agree in these differ in moments only."""
+        return tuple(m.name for m in self.offload), tuple(a.name for a in self.algorithms)
+
+    @property
+    def by_need(self) -> list[Movable]:
+        """The order in which the tensors come back."""
+        return sorted(self.offload, key=need)
+
+    def plan(self, request: Request) -> Plan:
+        """The plan."""
+        prefetch: dict[int, tuple[str, ...]] = {}
+        for m in self.by_need:
+            stage = self.fetch[m.name]
+            if stage < m.needed:
+                prefetch[stage] = (*prefetch.get(stage, ()), m.name)
+        return Plan(
+            str(request.mode), stages_by_op(request.graph), self.outline.named(self.algorithms),
+            tuple(m.name for m in self.offload), prefetch, request.order, free_before=self.free_before,
+            offsets=self.offsets,
+        )  # fmt: skip
+
+
+def need(m: Movable) -> tuple[int, int]:
+    """Sort key: the order in which backward needs tensors, later made ones first."""
+    return m.needed, -m.made
+
+
+def outline_of(request: Request) -> Outline:
+    """The outline of what a policy was asked for."""
+    return Outline.of(request.graph, request.profile)
+
+
+def lifetime(graph: Graph, name: str) -> tuple[int, int]:
+    """First and last op that must find the tensor in the pool; what inference returns stays to the end."""
+    uses = graph.uses[name]
+    first = 0 if graph.first_write[name] < 0 else graph.first_write[name]
+    if not graph.training and name == graph.output:
+        return first, len(graph.ops) - 1
+    return first, uses[-1] if uses else first
+
+
+def resident(graph: Graph, granularity: int = GRANULARITY) -> tuple[int, ...]:
+    """Bytes of the pool while each op runs, with nothing offloaded, workspaces left out."""
+    change = [0] * (len(graph.ops) + 1)
+    for name, t in graph.tensors.items():
+        if not graph.is_persistent(name):
+            first, last = lifetime(graph, name)
+            change[first] += round_up(t.nbytes, granularity)
+            change[last + 1] -= round_up(t.nbytes, granularity)
+    return tuple(accumulate(change[:-1]))
+
+
+def _movable(graph: Graph) -> list[Movable]:
+    found = []
+    for name, tensor in graph.tensors.items():
+        if tensor.role not in MOVABLE or graph.is_persistent(name):
+            continue
+        left, needed = graph.last_forward_use(name), graph.first_backward_use(name)
+        if left < 0 or needed <= left + 1:
+            continue
+        writers = (i for i in graph.uses[name] if i <= left and name in (t for _, t in graph.ops[i].writes))
+        made = max(writers, default=-1)
+        out = 0 if tensor.role is Role.INPUT else tensor.nbytes
+        found.append(Movable(name, round_up(tensor.nbytes, GRANULARITY), out, tensor.nbytes, made, left, needed))
+    return sorted(found, key=lambda m: (m.made, m.left, m.name))
