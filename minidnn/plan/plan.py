@@ -42,7 +42,7 @@ class Plan:
     reserve: Mapping[str, int] = field(default_factory=dict)
     free_before: Mapping[str, int] = field(default_factory=dict)
     compress: tuple[str, ...] = ()
-    slots: int = 2
+    slots: int = 3
     codecs: int = PARTS
     scratch: int = 0
     offsets: Mapping[str, int] = field(default_factory=dict)

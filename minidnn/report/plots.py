@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 INK, RULE, HOLE = "#222222", "#d9d9d9", "#f1f1f1"
 WORK = {
     "forward": "#4477aa", "backward": "#77aadd", "update": "#99ddff", "offload": "#ee8866", "prefetch": "#44bb99",
-    "release": "#bbbbbb",
+    "release": "#bbbbbb", "compress": "#ddaa33", "decompress": "#eedd88",
 }  # fmt: skip
-STALL = {"offload": "#cc3311", "prefetch": "#117733", "memory": "#aa3377"}
+STALL = {"offload": "#cc3311", "prefetch": "#117733", "memory": "#aa3377", "codec": "#997700"}
 ROLES = {
     "kept": "#4477aa", "offloaded": "#ee8866", "prefetched": "#44bb99", "gradient": "#bbcc33",
     "weight_gradient": "#aaaa00", "workspace": "#aa4499", "mask": "#77aadd", "loss": "#222222", "label": "#dddddd",
@@ -33,8 +33,8 @@ ROLES = {
 def timeline_plot(timelines: Timeline | Mapping[str, Timeline], path: Path | None = None, *, title: str = "") -> bytes:
     """Lanes against time, the memory curve below; several timelines by name stand below each other on one time axis.
 
-    Returns the PNG and writes it to `path` where given. A lane is solid where it works. Red, green and purple are waits
-    for an offload, a prefetch, memory; hatched in `compute`: nothing computes for that reason.
+    Returns the PNG and writes it to `path` where given. A lane is solid where it works. Red, green, purple and
+    brown are waits for an offload, a prefetch, memory, a codec; hatched in `compute`: nothing computes for that reason.
     """
     named = {"": timelines} if isinstance(timelines, Timeline) else timelines
     if not named:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from minidnn.errors import ArgumentError, BudgetError
 from minidnn.graph.graph import Graph
 from minidnn.memory.fit import named_fit
+from minidnn.plan.compress import COMPRESSION, compressed
 from minidnn.plan.mode import Mode, Outcome, Proposals, Request
 from minidnn.plan.plan import ORDERS, Plan, pick_algorithms
 from minidnn.plan.registry import PLANNERS, POLICIES, parse_mode
@@ -31,7 +32,8 @@ class Options:
     """What a user decides about memory beside the mode.
 
     `budget` is bytes of the arena, `pinned` of the pinned slab; None is no limit. `algorithms` fixes those of some ops
-    by name, whatever a mode's rule picks.
+    by name, whatever a mode's rule picks. `compress`: "off", "all", "auto", or offloaded tensors by name; `density`:
+    what is known of the tensors' shares of values that are not zero.
     """
 
     order: str = "prefetch-first"
@@ -40,12 +42,16 @@ class Options:
     budget: int | None = None
     algorithms: Mapping[str, Algorithm] = field(default_factory=dict)
     pinned: int | None = None
+    compress: str | tuple[str, ...] = "off"
+    density: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
             raise ArgumentError(f"order is {self.order!r}; it must be one of {', '.join(ORDERS)}")
         if self.placement not in PLACEMENTS:
             raise ArgumentError(f"placement is {self.placement!r}; it must be one of {', '.join(PLACEMENTS)}")
+        if isinstance(self.compress, str) and self.compress not in COMPRESSION:
+            raise ArgumentError(f"compress is {self.compress!r}; it must be one of {', '.join(COMPRESSION)}")
         if self.fit is not None:
             named_fit(self.fit)
 
@@ -117,8 +123,11 @@ def _judged(
     outcome: Outcome | None = None
     while (proposed := _next(proposals, outcome)) is not None:
         algorithms = {**proposed.algorithms, **options.algorithms}
+        packed = compressed(graph, proposed, options.compress, options.density)
         offsets = {} if options.algorithms else proposed.offsets  # those were for the proposed workspaces
-        plan = replace(proposed, algorithms=algorithms, scratch=profile.scratch_bytes, offsets=offsets)
+        plan = replace(
+            proposed, algorithms=algorithms, scratch=profile.scratch_bytes, compress=packed, offsets=offsets
+        )
         try:
             schedule = schedule_of(graph, plan, timed, options, persistent)
         except BudgetError as error:

@@ -35,7 +35,7 @@ DEFAULT_MODES = (
 @dataclass
 class ModeResult:
     """One mode. Times in ms (None where it does not fit), sizes in bytes; `peak_bytes` of a mode that does not fit is
-    the smallest that it needs. `stall_ms` by cause: "offload", "prefetch", "memory"."""
+    the smallest that it needs. `stall_ms` by cause: "offload", "prefetch", "memory", "codec"."""
 
     mode: str
     fits: bool

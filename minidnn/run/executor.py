@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from minidnn.codec import PackedMemory
 from minidnn.device.base import Device, Event, Operand, Region
 from minidnn.errors import DeviceError, raise_at
 from minidnn.graph.tensor import Tensor
+from minidnn.run.packing import Packer
 from minidnn.run.slot import BatchSlot
 from minidnn.schedule.actions import (
     Action,
     Alloc,
     AwaitReleases,
     Buffer,
+    Compress,
+    Decompress,
     Free,
     HostRange,
     HostSync,
@@ -38,13 +42,18 @@ OBSERVE = "observe "
 
 
 class Executor:
-    """Runs one planned schedule, over and over, in an arena and a pinned slab that others own."""
+    """Runs one planned schedule, over and over, in an arena, a pinned slab and packed memory that others own."""
 
-    def __init__(self, device: Device, schedule: Schedule, arena: Region, pinned: Region | None) -> None:
+    def __init__(
+        self, device: Device, schedule: Schedule, arena: Region, pinned: Region | None,
+        packed: PackedMemory | None = None,
+    ) -> None:  # fmt: skip
         self.device = device
         self.schedule = schedule
         self.arena = arena
         self.pinned = pinned
+        self.packer = Packer(device, schedule.graph, pinned, packed)
+        self.packs = {(a.host.name, a.part): a for a in schedule.actions if isinstance(a, Compress)}
         self.events: dict[Token, Event] = {}
         self.slot: BatchSlot | None = None
         self.steps: list[tuple[Action, str, Step]] = []
@@ -71,9 +80,10 @@ class Executor:
         """Issue one iteration over the batch in `slot`. Device work may still be running on return.
 
         Raises DeviceError naming the action that failed; minidnn's own errors and KeyboardInterrupt pass with the
-        action as a note. Nothing of the iteration runs any more then.
+        action as a note. What was issued before may still run then: see `Device.abandon`.
         """
         self.slot = slot
+        self.packer.begin()
         label = "start"
         try:
             with self.device.guard():
@@ -81,13 +91,13 @@ class Executor:
                     self.device.mark(label)
                     step()
         except BaseException as error:
-            self.device.abandon()
+            self.packer.begin()
             raise_at(error, label)
 
     def finish(self) -> None:
         """Wait for everything that the iteration issued."""
         for lane in self.schedule.lanes[1:]:
-            if not lane.startswith("release"):
+            if not lane.startswith(("release-", "codec-")):
                 self.device.host_sync(self.device.stream(lane))
 
     # -- one action ------------------------------------------------------------------------------------------------
@@ -102,6 +112,10 @@ class Executor:
             return partial(self._release, action)
         if isinstance(action, Free):
             return partial(self._free, action)
+        if isinstance(action, Compress):
+            return partial(self._compress, action)
+        if isinstance(action, Decompress):
+            return partial(self._decompress, action, self.packs[action.host.name, action.part])
         stream = self.device.stream(action.lane) if action.lane != "host" else None
         if isinstance(action, (Offload, Prefetch)):
             return partial(self._copy, action, stream)
@@ -132,8 +146,13 @@ class Executor:
     def _copy(self, action: Offload | Prefetch, stream: object) -> None:
         place = action.target if isinstance(action, Offload) else action.source
         region, at = self._host_place(place)
+        if isinstance(action, Prefetch):
+            self.packer.looked(place.name)
         copy = self.device.copy_out if isinstance(action, Offload) else self.device.copy_in
         copy(self.arena, self.offset(action.buffer), region, at, place.nbytes, stream)  # type: ignore[arg-type]
+        plain = place.kind == "pinned" and place.name not in self.schedule.plan.compress
+        if isinstance(action, Offload) and plain and self.packer.sampling:
+            self.packer.sample(place, stream)  # type: ignore[arg-type]
 
     def _host_place(self, place: HostRange) -> tuple[Region, int]:
         if place.kind == "pinned":
@@ -163,6 +182,18 @@ class Executor:
         (copied,) = action.waits
         assert action.signal is not None
         self.events[action.signal] = self.device.after(action.lane, self.events[copied], partial(self.released, action))
+
+    def _compress(self, action: Compress) -> None:
+        (copied,) = action.waits
+        assert action.signal is not None
+        self.events[action.signal] = self.packer.compress(action, self.events[copied])
+
+    def _decompress(self, action: Decompress, packed: Compress) -> None:
+        """Where nothing has been packed yet the tensor is still in its place: whoever waits, waits for its copy-out."""
+        waits = tuple(self.events[token] for token in action.waits)
+        done = self.packer.decompress(action, packed.host == action.host, waits)
+        assert action.signal is not None
+        self.events[action.signal] = done or self.events[packed.waits[0]]
 
     def released(self, action: Release) -> None:
         """On the release worker, after the copy-out: the bytes are free."""

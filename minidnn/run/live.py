@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from minidnn.codec import PackedMemory
 from minidnn.device.base import Device, Event, Region
 from minidnn.errors import ArgumentError
 from minidnn.graph.graph import Graph
@@ -22,6 +23,7 @@ from minidnn.run.captured import CapturedExecutor
 from minidnn.run.executor import Executor, Step
 from minidnn.run.slot import BatchSlot
 from minidnn.schedule.actions import Action, Alloc, Buffer, Free, Launch, Release, Schedule
+from minidnn.schedule.compress import plan_slab
 from minidnn.schedule.lifetimes import lifetimes, pool_role, trace
 from minidnn.schedule.lower import ALIGNMENT, walk
 from minidnn.schedule.timings import observe
@@ -41,6 +43,7 @@ def live_schedule(
     if plan.sync == "none" and plan.offload:
         raise ArgumentError(f"placement is 'live'; memory mode {plan.mode} orders its copies by offsets: use 'planned'")
     draft = walk(graph, plan, None, persistent)
+    draft = walk(graph, plan, None, persistent, plan_slab(graph, plan, draft.actions))
     requests = trace(graph, plan, draft.actions)
     nbytes = smallest_pool(requests, fit).nbytes
     room = 0 if budget is None else (budget - draft.persistent_bytes) // ALIGNMENT * ALIGNMENT
@@ -57,13 +60,14 @@ class LiveExecutor(Executor):
     """Runs a schedule whose buffers have no offsets, in a pool behind the persistent region."""
 
     def __init__(
-        self, device: Device, schedule: Schedule, arena: Region, pinned: Region | None, pool: Allocator
-    ) -> None:
+        self, device: Device, schedule: Schedule, arena: Region, pinned: Region | None, pool: Allocator,
+        packed: PackedMemory | None = None,
+    ) -> None:  # fmt: skip
         self.pool = pool
         self.blocks: dict[str, Block] = {}
         self.releasing: list[Event] = []
         self.fixed = {b.key: b.offset for b in schedule.persistent}
-        super().__init__(device, schedule, arena, pinned)
+        super().__init__(device, schedule, arena, pinned, packed)
 
     def compile(self, action: Action) -> Step | None:
         if isinstance(action, Alloc):
@@ -114,8 +118,9 @@ class LiveExecutor(Executor):
 
 
 def executor_for(
-    device: Device, schedule: Schedule, arena: Region, pinned: Region | None, captured: bool = False
-) -> Executor:
+    device: Device, schedule: Schedule, arena: Region, pinned: Region | None, captured: bool = False,
+    packed: PackedMemory | None = None,
+) -> Executor:  # fmt: skip
     """The executor of a schedule: planned, or with a run-time pool of the schedule's size and heuristic; or, planned
     and `captured`, from CUDA graphs. Raises ArgumentError where these cannot be combined."""
     if captured:
@@ -123,5 +128,5 @@ def executor_for(
             raise ArgumentError("placement is 'live'; a CUDA graph needs fixed addresses: use 'planned'")
         return CapturedExecutor(device, schedule, arena, pinned)
     if schedule.placement == "live":
-        return LiveExecutor(device, schedule, arena, pinned, Pool(schedule.pool_bytes, schedule.fit))
-    return Executor(device, schedule, arena, pinned)
+        return LiveExecutor(device, schedule, arena, pinned, Pool(schedule.pool_bytes, schedule.fit), packed)
+    return Executor(device, schedule, arena, pinned, packed)

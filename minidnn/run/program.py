@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from minidnn.codec import PackedMemory, warm_up
 from minidnn.device.base import Device, Region
 from minidnn.errors import BudgetError
 from minidnn.graph.build import build
@@ -79,9 +80,11 @@ class Recipe:
 
 
 class Programs:
-    """Plans, places and compiles; owns the arena and the pinned slab."""
+    """Plans, places and compiles; owns the arena, the pinned slab and the memory for packed tensors."""
 
-    def __init__(self, device: Device, recipe: Recipe, rows: int, purposes: list[Purpose]) -> None:
+    def __init__(
+        self, device: Device, recipe: Recipe, rows: int, purposes: list[Purpose], packed_limit: int | None = None
+    ) -> None:
         self.device = device
         self.recipe = recipe
         self.persistent: dict[str, int] = {}
@@ -90,6 +93,10 @@ class Programs:
         self.observers: list[GradientObserver] = []
         self.arena: Region | None = None
         self.pinned: Region | None = None
+        self.packed = PackedMemory(packed_limit)
+        self._codec_s = 0.0
+        if recipe.options.compress != "off":
+            warm_up()  # compiles, or loads, what the first step would otherwise wait for
         try:
             for purpose in purposes:  # the first purpose trains with all weights: it fixes where they lie
                 self.plan(purpose, rows)
@@ -98,8 +105,7 @@ class Programs:
                 raise
             raise self._refusal(purposes, rows) from None
         needed = max(s.peak_bytes for s in self.schedules.values())
-        slab = max(s.pinned_bytes for s in self.schedules.values())
-        self.pinned = device.pinned(slab) if slab else None
+        self.take_slab(max(s.pinned_bytes for s in self.schedules.values()))
         try:
             self.arena = device.arena(needed)
         except BaseException:
@@ -138,7 +144,7 @@ class Programs:
             score = partial(time_if_it_fits, self.device) if purpose.train and self.arena is None else None
             schedule = _first_fitting(graph, ways, profile, self.persistent or None, score)
             if not self.persistent:
-                self.persistent = _places(schedule)
+                self.persistent = persistent_places(schedule)
             self.schedules[key] = schedule
         return self.schedules[key]
 
@@ -149,12 +155,42 @@ class Programs:
             assert self.arena is not None
             schedule = self.plan(purpose, rows)
             executor = executor_for(
-                self.device, schedule, self.arena, self.pinned, self.recipe.captured and purpose.train
+                self.device, schedule, self.arena, self.pinned, self.recipe.captured and purpose.train, self.packed
             )
             for observer in self.observers if purpose.train else ():
                 observer.attach(executor)
             self.executors[key] = executor
         return self.executors[key]
+
+    @property
+    def training_executors(self) -> list[Executor]:
+        """The compiled programs that train."""
+        return [executor for (purpose, _), executor in self.executors.items() if purpose.train]
+
+    @property
+    def codec_s(self) -> float:
+        """Seconds of processor time that codec workers have taken."""
+        return self._codec_s + sum(executor.packer.cpu_s for executor in self.executors.values())
+
+    def forget_executors(self) -> None:
+        """Compile anew what is used from now on. What was issued must be done."""
+        self._codec_s = self.codec_s
+        self.executors.clear()
+
+    def take_slab(self, nbytes: int) -> None:
+        """Have a pinned slab of that size instead of the present one. Raises OutOfPinnedMemory, and keeps that one's
+        size, where the machine refuses."""
+        old = self.pinned_bytes
+        if nbytes == old:
+            return
+        if self.pinned is not None:
+            self.device.give_back(self.pinned)
+            self.pinned = None
+        try:
+            self.pinned = self.device.pinned(nbytes) if nbytes else None
+        except BaseException:
+            self.pinned = self.device.pinned(old) if old else None
+            raise
 
     def observe(self, observer: GradientObserver) -> None:
         """Let an observer watch all training programs, those to come included."""
@@ -209,7 +245,7 @@ class Programs:
                 for m in self._modes(purpose, mode, later=False)
             ]
             least = min(found, key=lambda schedule: schedule.peak_bytes)
-            places = places or _places(least)
+            places = places or persistent_places(least)
             needed = max(needed, least.peak_bytes)
         return needed
 
@@ -252,7 +288,7 @@ def _first_fitting(
     return choose(graph, mode, profile, options, score=score, persistent=persistent)
 
 
-def _places(schedule: Schedule) -> dict[str, int]:
+def persistent_places(schedule: Schedule) -> dict[str, int]:
     """Offsets of what outlives an iteration, and under "" the end of that region."""
     return {b.tensor: b.offset for b in schedule.persistent} | {"": schedule.persistent_bytes}
 

@@ -11,7 +11,10 @@ from minidnn.run.executor import Executor, Step
 from minidnn.run.timeline import Span, Timeline
 from minidnn.schedule.actions import (
     COMPUTE,
+    D2H,
+    H2D,
     HOST,
+    MEMORY,
     Action,
     Alloc,
     AwaitReleases,
@@ -19,10 +22,12 @@ from minidnn.schedule.actions import (
     HostWait,
     Launch,
     Offload,
+    PartAction,
     Prefetch,
 )  # fmt: skip
 from minidnn.schedule.lifetimes import changes
 
+COPYING = frozenset({MEMORY, D2H, H2D})
 _WORK = (Launch, Offload, Prefetch)
 _WAITS = (HostWait, HostSync, AwaitReleases, Alloc)
 
@@ -37,6 +42,8 @@ class Recorder:
         self._waits: list[tuple[Action, str, float, float]] = []
         self._plain = executor.steps
         self._origin: tuple[object, float] | None = None
+        parts = [a for a in executor.schedule.actions if isinstance(a, PartAction)]
+        self._codec = {a.signal: a.host.name for a in parts if a.signal is not None}
 
     def begin(self) -> None:
         """From the next iteration on, record. The device is idle at this moment."""
@@ -59,10 +66,21 @@ class Recorder:
             Span(a.lane, label, self.device.elapsed_ms(stamp, start), self.device.elapsed_ms(stamp, stop))
             for a, label, start, stop in self._work
         ]
-        copies = sorted((s for s in spans if s.lane != COMPUTE), key=lambda s: s.end_ms)
+        spans += [
+            Span(lane, label, (start - host) * 1e3, (stop - host) * 1e3)
+            for lane, label, start, stop in self.executor.packer.spans
+        ]
+        copies = sorted((s for s in spans if s.lane in COPYING), key=lambda s: s.end_ms)
         for action, label, start_s, stop_s in self._waits:
             start, stop = (start_s - host) * 1e3, (stop_s - host) * 1e3
             cause = _cause(action, [s for s in copies if s.end_ms <= stop])
+            packed = {f"offload {self._codec[token]}" for token in action.waits if token in self._codec}
+            if packed:  # a codec is to blame only from when it could begin
+                copied = max((s.end_ms for s in copies if s.label in packed), default=start)
+                if start < copied < stop:
+                    spans.append(Span(HOST, label, start, copied, "offload"))
+                    start = copied
+                cause = "codec"
             if cause:
                 spans.append(Span(HOST, label, start, stop, cause))
         spans.sort(key=lambda s: s.start_ms)

@@ -3,6 +3,7 @@
 Every dependency of a schedule points to an earlier action, so one pass in tuple order suffices: an action on a lane
 starts when the host has issued it, the lane is free, its tokens have been signalled and, for a copy, the link is free.
 The host pays `Profile.launch_ms` for each action that it executes, and so does a release worker for each release.
+Codec workers have a core each, with the rates that `simulate` is given; memory bandwidth is not shared out.
 Copies of one direction share the link; without duplex both directions do, and copies take it in order of issue.
 """
 
@@ -10,12 +11,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from minidnn.codec.rates import MEASURED, CodecRates
 from minidnn.errors import ArgumentError, OutOfDeviceMemory
 from minidnn.memory.pool import Block, Pool
+from minidnn.plan.compress import TYPICAL
 from minidnn.profile.profile import Link, Profile
 from minidnn.run.timeline import Span, Timeline
 from minidnn.schedule.actions import (
@@ -25,7 +28,10 @@ from minidnn.schedule.actions import (
     Alloc,
     AwaitReleases,
     Buffer,
+    Compress,
+    Decompress,
     Free,
+    HostRange,
     HostSync,
     HostWait,
     Launch,
@@ -57,15 +63,20 @@ class Simulation:
 
     @property
     def stall_ms(self) -> Mapping[str, float]:
-        """Cause ("offload", "prefetch", "memory") -> ms in which nothing computed because of it."""
+        """Cause ("offload", "prefetch", "memory", "codec") -> ms in which nothing computed because of it."""
         return self.timeline.stall_ms
 
 
-def simulate(schedule: Schedule, profile: Profile) -> Simulation:
-    """Predict an iteration. Raises ArgumentError when the profile lacks the link or the time of an op."""
+def simulate(
+    schedule: Schedule, profile: Profile, density: Mapping[str, float] | None = None, rates: CodecRates = MEASURED
+) -> Simulation:
+    """Predict an iteration. `density`: share of values that are not zero, of compressed tensors by name.
+
+    Raises ArgumentError when the profile lacks the link or the time of an op.
+    """
     if profile.link is None:
         raise ArgumentError(f"profile ({profile.source}) has no link rates; use a measured profile or name a GPU")
-    clock = _Clock(schedule, profile, profile.link)
+    clock = _Clock(schedule, profile, profile.link, _Codecs(rates, density or {}))
     started, dead_end = 0.0, ""
     try:
         clock.iterate()
@@ -91,8 +102,9 @@ class _Moment:
 class _Clock:
     """Virtual time of every lane. `last` is the work done last on each."""
 
-    def __init__(self, schedule: Schedule, profile: Profile, link: Link) -> None:
+    def __init__(self, schedule: Schedule, profile: Profile, link: Link, codecs: _Codecs) -> None:
         self.schedule = schedule
+        self.codecs = codecs
         self.profile = profile
         self.link = link
         self.at: dict[str, float] = dict.fromkeys(schedule.lanes, 0.0)
@@ -106,6 +118,7 @@ class _Clock:
         self.handlers: Mapping[type[Action], Callable[[Any], None]] = {
             Launch: self.launch, Offload: self.copy, Prefetch: self.copy, Record: self.record, Wait: self.wait,
             Alloc: self.allocate, Free: self.free, Release: self.release,
+            Compress: self.compress, Decompress: self.decompress,
             HostWait: self.await_tokens, AwaitReleases: self.await_tokens, HostSync: self.await_lane,
         }  # fmt: skip
 
@@ -128,6 +141,8 @@ class _Clock:
     def begin_next(self) -> float:
         """Forget what the iteration recorded; return when it ended."""
         self.done.clear()
+        self.codecs.packing.clear()
+        self.codecs.copied.clear()
         self.spans.clear()
         self.changes.clear()
         return self.now
@@ -205,6 +220,9 @@ class _Clock:
     def await_tokens(self, action: HostWait | AwaitReleases) -> None:
         self.issue()
         cause = "offload" if isinstance(action, AwaitReleases) else ""
+        copies = tuple(self.codecs.copied[t] for t in action.waits if t in self.codecs.copied)
+        if copies:  # a codec is to blame only from when it could begin
+            self.pause(HOST, max(copies, key=lambda moment: moment.ms))
         self.pause(HOST, self.latest(action.waits), cause)
 
     def await_lane(self, action: HostSync) -> None:
@@ -235,12 +253,66 @@ class _Clock:
         self.done[action.signal] = self.last[action.lane]
         self.release_bytes(action, self.at[action.lane])
 
+    def compress(self, action: Compress) -> None:
+        copied = self.latest(action.waits)
+        start = max(self.ready(action), copied.ms)
+        packing = self.codecs.packing.setdefault(action.host.name, _Packing(action.host, copied))
+        packing.parts[action.lane] = start, self.at[action.lane], self.last[action.lane]
+        self.work(action, start, self.codecs.ms(action), "codec")
+        assert action.signal is not None
+        self.done[action.signal] = self.last[action.lane]
+        self.codecs.copied[action.signal] = copied
+
+    def decompress(self, action: Decompress) -> None:
+        """Where no worker has begun to pack the tensor by now, and it comes back in place, nothing needs to be done."""
+        start = max(self.ready(action), self.latest(action.waits).ms)
+        packing = self.codecs.packing[action.host.name]
+        if packing.cancelled is None:
+            soonest = min(begun for begun, _, _ in packing.parts.values())
+            packing.cancelled = packing.host == action.host and soonest > self.at[HOST]
+            if packing.cancelled:
+                label = f"compress {action.host.name}"
+                self.spans = [s for s in self.spans if s.label != label]
+                for lane, (_, at, last) in packing.parts.items():
+                    if self.last[lane].label == label:
+                        self.at[lane], self.last[lane] = at, last
+        assert action.signal is not None
+        if packing.cancelled:
+            self.done[action.signal] = packing.copied
+        else:
+            self.work(action, start, self.codecs.ms(action), "codec")
+            self.done[action.signal] = self.last[action.lane]
+
     def release_bytes(self, action: Free, at: float) -> None:
         """The buffers' bytes are free from `at` on."""
         for buffer in action.frees:
             self.changes.append((at, -buffer.nbytes))
             if self.pool:
                 self.pool.free(buffer, at, action.label)
+
+
+@dataclass(slots=True)
+class _Packing:
+    """One tensor: its place, when it is there, and per worker when packing began and what the worker did before."""
+
+    host: HostRange
+    copied: _Moment
+    parts: dict[str, tuple[float, float, _Moment]] = field(default_factory=dict)
+    cancelled: bool | None = None
+
+
+class _Codecs:
+    """What is known of compression: rates, densities, and what is packed in this iteration."""
+
+    def __init__(self, rates: CodecRates, density: Mapping[str, float]) -> None:
+        self.rates, self.density = rates, density
+        self.packing: dict[str, _Packing] = {}
+        self.copied: dict[Token, _Moment] = {}  # by the token of a packing: when its bytes were there
+
+    def ms(self, action: Compress | Decompress) -> float:
+        """Time of one part."""
+        work = self.rates.pack_ms if isinstance(action, Compress) else self.rates.unpack_ms
+        return work(action.stop - action.start, self.density.get(action.host.name, TYPICAL))
 
 
 class _LivePool:

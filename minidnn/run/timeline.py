@@ -2,7 +2,7 @@
 
 A span is work (an op, a copy, a release) or, with `stall` set, a wait and what it was for. An iteration stalls while a
 wait lasts and nothing computes; causes are "offload" (a copy-out must end), "prefetch" (a copy-in must), "memory" (an
-allocation needs bytes that are not free yet).
+allocation needs bytes that are not free yet), "codec" (a pinned slot must be emptied, or a tensor unpacked).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from minidnn.schedule.actions import COMPUTE
 
-CAUSES = ("offload", "prefetch", "memory")
+CAUSES = ("offload", "prefetch", "memory", "codec")
 
 
 @dataclass(frozen=True, slots=True)

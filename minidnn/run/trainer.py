@@ -19,10 +19,12 @@ from minidnn.nn.sequential import Sequential
 from minidnn.optim import Optimizer
 from minidnn.plan.registry import parse_mode
 from minidnn.profile.profile import Algorithm
+from minidnn.run.adaptive import Adaptive
 from minidnn.run.arguments import check_numbers, check_parts, sample_shape
 from minidnn.run.choose import Options
 from minidnn.run.executor import Executor
 from minidnn.run.observe import GradientObserver
+from minidnn.run.packing import summary
 from minidnn.run.program import Programs, Purpose, Recipe
 from minidnn.run.slot import BatchSlot, slot_fields
 from minidnn.run.weights import DeviceWeights
@@ -79,7 +81,8 @@ class Trainer:
     `precision` fp32, tf32, bf16 (host also fp64), `target` "paper" or "native" (None: the device's).
     `micro_batch` rows at a time are computed, gradients summed, one update made. `max_norm` clips gradients.
     `algorithms` fixes those of some ops by name, whatever the mode's rule says. `graph` issues each training iteration
-    as one CUDA graph (modes in which the host does nothing: base, keep).
+    as one CUDA graph (modes in which the host does nothing: base, keep). `compress` "off", "all", "auto" (or offloaded
+    tensors by name) packs what was copied out, into at most `packed_limit` bytes of pageable memory.
 
     Raises ShapeError naming a layer, BudgetError with the smallest budget that works, OutOfDeviceMemory and
     OutOfPinnedMemory before the first step.
@@ -91,7 +94,8 @@ class Trainer:
         target: str | None = None, order: str = "prefetch-first", fit: str | None = None, placement: str = "planned",
         micro_batch: int | None = None, max_norm: float | None = None, seed: int = 0,
         input_shape: tuple[int, ...] | None = None, deterministic: bool = False,
-        algorithms: Mapping[str, Algorithm] | None = None, graph: bool = False,
+        algorithms: Mapping[str, Algorithm] | None = None, graph: bool = False, compress: str | tuple[str, ...] = "off",
+        packed_limit: int | str | None = None,
     ) -> None:  # fmt: skip
         check_parts(net, loss, optimizer, device)
         check_numbers(batch, micro_batch, max_norm, seed)
@@ -105,8 +109,10 @@ class Trainer:
         self._owns_device = isinstance(device, str)
         mode = parse_mode(memory)
         options = Options(
-            order, fit, placement, None if budget is None else parse_size(budget, "budget"), algorithms=algorithms or {}
-        )
+            order, fit, placement, None if budget is None else parse_size(budget, "budget"),
+            algorithms=algorithms or {}, compress=compress,
+        )  # fmt: skip
+        limit = None if packed_limit is None else parse_size(packed_limit, "packed_limit")
         Target(target or "paper", precision)  # refuses other names before a device is opened
         net.initialize(seed)
         self.device = (
@@ -121,8 +127,9 @@ class Trainer:
             recipe = Recipe(
                 net, loss, optimizer, self.target, mode, options, self.sample_shape, parts, max_norm, graph
             )
-            self.programs = Programs(self.device, recipe, self.micro_batch, self._first_purposes())
+            self.programs = Programs(self.device, recipe, self.micro_batch, self._first_purposes(), limit)
             self._open()
+            self.adaptive = Adaptive(self.programs, self.schedule) if compress == "auto" else None
         except BaseException:
             self._failed = True
             self.close()
@@ -195,6 +202,18 @@ class Trainer:
     def pinned_bytes(self) -> int:
         """Bytes of the pinned slab, without the batch slots."""
         return self.programs.pinned_bytes
+
+    def compression(self, seconds: float | None = None, codec_s: float = 0.0) -> dict[str, Any]:
+        """What compression does, for JSON: bytes of the slab without it and of packed tensors (the most at once),
+        density, ratio and the same per tensor of the last iteration. `cpu_share` is in cores: of a time of `seconds`
+        since the codec workers had taken `codec_s` (`programs.codec_s`)."""
+        share = None if seconds is None else (self.programs.codec_s - codec_s) / seconds
+        packed = self.programs.packed.peak if self.schedule.plan.compress else None
+        return {
+            "pinned_raw_bytes": self.schedule.pinned_raw_bytes, "packed_bytes": packed,
+            "cpu_share": share if self.schedule.plan.compress else None,
+            **summary(self.executor(self.batch).packer),
+        }  # fmt: skip
 
     @property
     def batch_slot_bytes(self) -> int:
@@ -282,6 +301,9 @@ class Trainer:
     def issue(self, slot: BatchSlot, rows: int, train: bool = True) -> Pending:
         """Issue the iteration(s) over the first `rows` rows of a slot; device work may go on after the return."""
         self.check_usable()
+        if self.adaptive and train:
+            with self._failing(train, self.step_count):
+                self.adaptive.before(self.step_count)
         labels = slot.array("labels")[:rows]
         scalars = {
             "inverse_weight": self.loss.inverse_weight(labels, (rows, *self._output_shape[1:])),

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from minidnn.codec import split
 from minidnn.errors import ArgumentError
 from minidnn.graph.graph import Graph
-from minidnn.graph.tensor import ITEM_BYTES, Role
+from minidnn.graph.tensor import ITEM_BYTES
 from minidnn.memory.pinned import plan_pinned
 from minidnn.memory.place import Interval
+from minidnn.plan.compress import compressible, word_bytes
 from minidnn.plan.plan import Plan
 from minidnn.schedule.actions import (
     HOST,
@@ -37,17 +38,6 @@ from minidnn.schedule.actions import (
 
 if TYPE_CHECKING:
     from minidnn.schedule.lower import Walk
-
-
-def word_bytes(item_bytes: int) -> int:
-    """Bytes of the words that the codec sees in elements of that size; 0 where it cannot pack them."""
-    return 2 if item_bytes == 2 else 4 if item_bytes % 4 == 0 else 0
-
-
-def compressible(graph: Graph, plan: Plan) -> tuple[str, ...]:
-    """The offloaded tensors that can be compressed: all but the batch, which stays where the host has it."""
-    tensors = [graph.tensors[name] for name in plan.offload if graph.first_backward_use(name) >= 0]
-    return tuple(t.name for t in tensors if t.role is not Role.INPUT and word_bytes(ITEM_BYTES[t.dtype]))
 
 
 @dataclass(frozen=True)
@@ -75,7 +65,7 @@ def plan_slab(graph: Graph, plan: Plan, draft: Sequence[Action]) -> Slab | None:
     out = {a.target.name: at for at, a in enumerate(draft) if isinstance(a, Offload) and a.target.kind == "pinned"}
     back = {a.source.name: at for at, a in enumerate(draft) if isinstance(a, Prefetch) and a.source.kind == "pinned"}
     packed = [name for name in out if name in plan.compress]
-    successors = dict(zip(packed, packed[plan.slots :], strict=False))
+    successors = {name: next_ for name, next_ in zip(out, list(out)[plan.slots :], strict=False) if name in packed}
     ahead = dict(zip(list(back)[1:], back.values(), strict=False))
     backward = next((at for at, a in enumerate(draft) if a.op >= graph.forward_ops), len(draft))
     stays = []

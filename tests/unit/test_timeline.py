@@ -24,7 +24,7 @@ def test_only_waits_in_which_nothing_computes_are_stalls() -> None:
     line = Timeline(
         (work("compute", 0, 4), wait("host", "offload", 2, 6), work("compute", 6, 7), wait("host", "prefetch", 6.5, 9))
     )
-    assert line.stall_ms == {"offload": 2, "prefetch": 2, "memory": 0}
+    assert line.stall_ms == {"offload": 2, "prefetch": 2, "memory": 0, "codec": 0}
     assert line.end_ms == 9
 
 
@@ -36,7 +36,7 @@ def test_a_computation_inside_a_wait_splits_it() -> None:
 
 def test_two_waits_at_once_count_once() -> None:
     line = Timeline((wait("host", "offload", 0, 4), wait("compute", "prefetch", 2, 6)))
-    assert line.stall_ms == {"offload": 4, "prefetch": 2, "memory": 0}
+    assert line.stall_ms == {"offload": 4, "prefetch": 2, "memory": 0, "codec": 0}
 
 
 def test_waits_on_the_compute_lane_are_not_work() -> None:
