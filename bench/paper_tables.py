@@ -211,12 +211,12 @@ def main() -> int:
     rows = placement()
     print("\nOffline placement against the best run-time pool (bytes above the aggregate peak)")
     header = ["network", "mode", "order", "aggregate", "placed above", "best-fit above", "high-end above"]
-    cells = [
+    lines = [
         [r["network"], r["mode"], r["order"], str(r["aggregate_bytes"]),
          *(f"{100 * (r[k] / r['aggregate_bytes'] - 1):.1f} %" for k in ("placed_bytes", "best-fit", "high-end"))]
         for r in rows
     ]  # fmt: skip
-    print(text_table(header, cells))
+    print(text_table(header, lines))
     args.out.mkdir(parents=True, exist_ok=True)
     result = {**describe(), "cells": [c for cells in tables.values() for c in cells], "placement": rows}
     (args.out / "paper_tables.json").write_text(json.dumps(result, indent=1) + "\n")

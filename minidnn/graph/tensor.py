@@ -27,8 +27,8 @@ class Role(str, Enum):
 PERSISTENT_ROLES = frozenset(
     {Role.WEIGHT, Role.STATISTIC, Role.OPTIMIZER_STATE, Role.SCALARS, Role.LABEL, Role.LOSS}
 )
-"""Roles whose tensors have a fixed place for good, in every memory mode: what outlives an iteration, and the few bytes of
-labels, scalars and loss. (A batch's own mean and variance are a MASK.)"""
+"""Roles whose tensors have a fixed place for good, in every memory mode: what outlives an iteration, and the few bytes
+of labels, scalars and loss. (A batch's own mean and variance are a MASK.)"""
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "int8": 1, "uint8": 1, "int64": 8}
 

@@ -74,7 +74,8 @@ def test_updates_are_per_layer_at_the_end_or_left_out() -> None:
     assert len([op for op in graph().ops if op.kind == "update"]) == 4
     at_end = graph(update="at-end", max_norm=1.0)
     assert [op.function for op in at_end.ops[-2:]] == ["clip_factor", "sgd_update"]
-    assert at_end.is_persistent("0.dweight") and not graph().is_persistent("0.dweight")
+    assert at_end.is_persistent("0.dweight")
+    assert not graph().is_persistent("0.dweight")
     assert not [op for op in graph(update="none").ops if op.kind == "update"]
 
 
@@ -89,7 +90,8 @@ def test_micro_batches_add_up_gradients() -> None:
 def test_bf16_casts_the_input_and_reads_weight_copies_that_the_update_refreshes() -> None:
     g = graph(target=BF16)
     assert g.ops[0].function == "cast"
-    assert g.tensors["0.y"].dtype == "bfloat16" and g.tensors["0.y"].layout == "NHWC"
+    assert g.tensors["0.y"].dtype == "bfloat16"
+    assert g.tensors["0.y"].layout == "NHWC"
     assert reads(g, "3:forward")["w"] == "3.weight@bf16"
     assert g.tensors["3.dweight"].dtype == "float32"
     update = next(op for op in g.ops if op.name == "3:update")
@@ -116,7 +118,8 @@ def test_inference_has_no_backward_and_uses_running_statistics() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(144, 3))
     g = build(net, None, (2, 3, 8, 8))
     assert [op.function for op in g.ops] == ["conv2d_forward", "batch_norm_inference", "linear_forward"]
-    assert g.output == "5.y" and not g.training
+    assert g.output == "5.y"
+    assert not g.training
 
 
 def test_an_adaptive_pool_of_equal_size_is_no_op() -> None:

@@ -38,6 +38,7 @@ MiB = 2**20
 
 def graph_of(model: str, batch: int, target: Target = Target()) -> Graph:
     net = resolve(model)()
+    assert net.input_shape is not None
     return build(net, nn.CrossEntropyLoss(), (batch, *net.input_shape), target, optimizer=optim.SGD(0.1, momentum=0.9))
 
 

@@ -136,7 +136,8 @@ def test_iterations_that_were_worked_out_by_hand(
     graph, profile = by_hand
     simulation = run(graph, mode, profile)[1]
     assert simulation.iteration_ms == pytest.approx(iteration_ms, abs=0.01)
-    assert simulation.stall_ms == pytest.approx({"offload": offload, "prefetch": prefetch, "memory": 0, "codec": 0}, abs=0.01)
+    stalls = {"offload": offload, "prefetch": prefetch, "memory": 0, "codec": 0}
+    assert simulation.stall_ms == pytest.approx(stalls, abs=0.01)
 
 
 def test_each_direction_has_its_rate(by_hand: tuple[Graph, Profile]) -> None:
