@@ -75,7 +75,8 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     return {
         "model": args.model, "batch": args.batch, "steps": args.steps, "data": args.data, "device": name,
         "kind": profile_source, "precision": args.precision, "budget": args.budget, "order": args.order,
-        "fit": args.fit, "placement": args.placement, "seed": args.seed, "modes": rows(results),
+        "fit": args.fit, "placement": args.placement, "compress": args.compress, "seed": args.seed,
+        "modes": rows(results),
     }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,9 @@ def modes_of(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(dict.fromkeys(modes))
 
 
-def options_of(args: argparse.Namespace) -> Options:
-    """Order, fit, placement and budget as typed."""
-    return Options(args.order, args.fit, args.placement, args.budget)
+def options_of(args: argparse.Namespace, density: Mapping[str, float] | None = None) -> Options:
+    """Order, fit, placement, budget and compression as typed."""
+    return Options(args.order, args.fit, args.placement, args.budget, compress=args.compress, density=density or {})
 
 
 def check_schedules(results: Sequence[ModeResult], console: Console) -> None:
@@ -76,9 +76,12 @@ def rows(results: Sequence[ModeResult]) -> list[dict[str, Any]]:
 
 def say_table(results: Sequence[ModeResult], console: Console) -> None:
     """Print the table, and why a mode does not fit."""
-    from minidnn.report import modes_table
+    from minidnn.report import compression_table, densities_table, modes_table
 
     console.say(modes_table(rows(results)))
+    if any(result.more.get("compressed") for result in results):
+        console.say("\n" + compression_table(rows(results)))
+        console.say("\n" + densities_table(rows(results)) + "\n")
     for result in results:
         if result.reason:
             console.say(f"{result.mode}: {result.reason}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from minidnn.cli.options import Console, add_planning, shape
-from minidnn.cli.planning import add_source, check_rule, profile_for, training_graph
+from minidnn.cli.planning import add_density, add_source, check_rule, densities, profile_for, training_graph
 from minidnn.errors import ArgumentError, BudgetError
 from minidnn.memory.place import intervals, place
 from minidnn.memory.sizing import smallest_pool
@@ -29,6 +29,8 @@ TITLES = {
     "lower_bound_bytes": "  lower bound of any placement",
     "parameter_bytes": "parameters, as the driver rounds them",
     "pinned_bytes": "pinned host memory",
+    "pinned_raw_bytes": "  without compression",
+    "packed_bytes": "packed in pageable memory, predicted",
     "offloaded_bytes": "copied out in an iteration",
 }
 
@@ -41,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", default="base(m)", metavar="MODE", help="memory mode (default: base(m))")
     add_source(parser)
     add_planning(parser)
+    add_density(parser)
     files = parser.add_argument_group("files")
     files.add_argument("--trace", metavar="FILE", help="replay an allocation trace (JSON lines) instead of a model")
     files.add_argument("--save-trace", metavar="FILE", help="write the mode's allocation trace")
@@ -57,7 +60,10 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     profile = profile_for(args, graph)
     check_rule(args.mode, profile)
     fit = args.fit or "best-fit"
-    found, schedule = footprint(graph, args.mode, profile, order=args.order, fit=fit)
+    compress = "all" if args.compress == "off" and args.density is not None else args.compress
+    found, schedule = footprint(
+        graph, args.mode, profile, order=args.order, fit=fit, compress=compress, density=densities(args, graph)
+    )
     if args.budget is not None and schedule.peak_bytes > args.budget:
         raise BudgetError(
             f"--budget is {format_size(args.budget)}; {args.mode} needs {schedule.peak_bytes} bytes "
@@ -67,6 +73,10 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     graph_name = f"{graph.target.name} graph, {args.precision}"
     console.say(f"{args.model}, batch {args.batch}, {args.mode}, {args.order}, {graph_name}")
     console.say(_table(found, fit))
+    if found.compressed:
+        from minidnn.report import densities_table
+
+        console.say(densities_table([found.as_dict()]))
     observed = _observed(schedule, fit, console) if args.placement == "live" else {}
     if args.save_trace is not None:
         save_trace(trace(graph, schedule.plan, schedule.actions), Path(args.save_trace))
@@ -74,7 +84,8 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         _plot(schedule, Path(args.plot))
     return {
         "model": args.model, "batch": args.batch, "mode": args.mode, "order": args.order, "fit": fit,
-        "target": graph.target.name, "precision": args.precision, "profile": profile.source, **found.as_dict(),
+        "target": graph.target.name, "precision": args.precision, "profile": profile.source, "compress": compress,
+        **found.as_dict(),
         "persistent_bytes": schedule.persistent_bytes, "peak_bytes": schedule.peak_bytes, **observed,
     }  # fmt: skip
 
@@ -84,6 +95,8 @@ def _table(found: Footprint, fit: str) -> str:
     lines = []
     for key, title in TITLES.items():
         size = values[key]
+        if size is None or (key == "pinned_raw_bytes" and not found.compressed):
+            continue
         assert isinstance(size, int)
         lines.append(f"{title.format(fit=fit):52} {format_size(size):>12}  {size:>14}")
     pairs = " ".join(f"{m}->{i}" for m, i in found.prefetch)

@@ -15,6 +15,7 @@ from minidnn.units import parse_size
 PRECISIONS = ("fp32", "tf32", "bf16", "fp64")
 PLACEMENTS = ("planned", "live")
 ORDERS = ("prefetch-first", "derivative-first")
+COMPRESSION = ("off", "all", "auto")
 
 MODEL_HELP = """a name that `minidnn models` lists, with options if need be (vgg16, vgg:extra=20), or
     path/to/file.py:function"""
@@ -26,6 +27,8 @@ TARGET_HELP = """the papers' graph, or the one that saves less and fuses more (d
 ORDER_HELP = "what a layer allocates first in backward (default: prefetch-first)"
 PLACEMENT_HELP = """offsets planned before the run, or the papers' pool, which places while it runs and can get stuck
     (default: planned)"""
+COMPRESS_HELP = """on idle CPU cores, pack what was copied out, so that less host memory is pinned: nothing, everything,
+    or what the share of zeros makes worth it (default: off)"""
 FIT_HELP = "place tensors by this run-time heuristic, such as best-fit (default: the smallest placement found)"
 
 
@@ -68,7 +71,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_planning(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """What every command has that plans an iteration: budget, precision, target, order and fit."""
+    """What every command has that plans an iteration: budget, precision, target, order, fit, compression."""
     group = parser.add_argument_group("memory")
     group.add_argument("--budget", type=size, metavar="SIZE", help=BUDGET_HELP)
     group.add_argument("--precision", default="fp32", choices=PRECISIONS, help=PRECISION_HELP)
@@ -76,6 +79,7 @@ def add_planning(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument("--order", default=ORDERS[0], choices=ORDERS, help=ORDER_HELP)
     group.add_argument("--fit", metavar="F", help=FIT_HELP)
     group.add_argument("--placement", default=PLACEMENTS[0], choices=PLACEMENTS, help=PLACEMENT_HELP)
+    group.add_argument("--compress", default=COMPRESSION[0], choices=COMPRESSION, help=COMPRESS_HELP)
     return group
 
 

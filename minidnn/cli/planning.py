@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from minidnn import nn, optim
@@ -16,6 +17,8 @@ from minidnn.profile.profile import Profile
 
 PROFILE_HELP = "times and workspaces that `minidnn profile` measured (JSON)"
 GPU_HELP = "model a GPU instead: gtx970, gtx1080ti, k40, p100, v100, rtx2080ti, a100 or h100"
+DENSITY_HELP = """share of values that are not zero, 0 to 1, to predict compression with: a number, or a JSON file of
+    numbers by tensor or layer (default: 0.5)"""
 NO_PROFILE = "no profile: memory-optimal algorithms only"
 
 
@@ -26,6 +29,42 @@ def add_source(parser: argparse.ArgumentParser, batch: int = 64) -> None:
     source = group.add_mutually_exclusive_group()
     source.add_argument("--profile", "--workspaces", metavar="F", help=PROFILE_HELP)
     source.add_argument("--gpu", metavar="G", help=GPU_HELP)
+
+
+def add_density(parser: argparse.ArgumentParser) -> None:
+    """`--density`, of commands that predict compression."""
+    parser.add_argument("--density", metavar="F|FILE", help=DENSITY_HELP)
+
+
+def densities(args: argparse.Namespace, graph: Graph) -> dict[str, float]:
+    """What `--density` says, by tensor: one number for all, or those that a file has."""
+    if args.density is None:
+        return {}
+    try:
+        found = {t: float(args.density) for t in graph.tensors}
+    except ValueError:
+        found = _read_densities(Path(args.density), graph)
+    for share in found.values():
+        if not 0 <= share <= 1:
+            raise ArgumentError(f"--density has {share}; it must be the share of values that are not zero, 0 to 1")
+    return found
+
+
+def _read_densities(path: Path, graph: Graph) -> dict[str, float]:
+    """A JSON object: density by tensor, or by the layer that reads it."""
+    inputs = {layer.name: layer.x for layer in graph.layers}
+    try:
+        stored = json.loads(path.read_text())
+        found = {inputs.get(name, name): float(share) for name, share in stored.items()}
+    except OSError as error:
+        text = f"--density is {str(path)!r}; give a number from 0 to 1 or a JSON file ({error.strerror})"
+        raise ArgumentError(text) from None
+    except (ValueError, TypeError, AttributeError):
+        raise ArgumentError(f"--density {path} is not a JSON object of densities by tensor or layer") from None
+    unknown = [name for name in found if name not in graph.tensors]
+    if unknown:
+        raise ArgumentError(f"--density {path} names {unknown[0]!r}, which is no tensor or layer of this network")
+    return found
 
 
 def training_graph(args: argparse.Namespace, target: Target | None = None) -> Graph:

@@ -7,7 +7,7 @@ from typing import Any
 
 from minidnn.cli.comparing import add_outputs, check_schedules, modes_of, options_of, rows, say_table, write_files
 from minidnn.cli.options import Console, add_model, add_planning
-from minidnn.cli.planning import add_source, profile_for, training_graph
+from minidnn.cli.planning import add_density, add_source, densities, profile_for, training_graph
 from minidnn.errors import ArgumentError
 from minidnn.run.bound import iteration_bound
 from minidnn.run.compare import predict
@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_source(parser)
     add_planning(parser)
+    add_density(parser)
     add_outputs(parser)
 
 
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     console.say(title)
     results = []
     bound = iteration_bound(graph, profile, args.budget)
-    for result in predict(graph, modes, profile, options_of(args)):
+    for result in predict(graph, modes, profile, options_of(args, densities(args, graph))):
         two_lanes = result.schedule is not None and len(set(result.schedule.lanes) - {"host", COMPUTE}) > 1
         result.more["lower_bound_ms"] = bound.ms(2 if two_lanes else 1)
         results.append(result)
@@ -51,5 +52,5 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     return {
         "model": args.model, "batch": args.batch, "precision": args.precision, "target": graph.target.name,
         "profile": profile.source, "budget": args.budget, "order": args.order, "fit": args.fit,
-        "placement": args.placement, "lower_bound_ms": bound.ms(2), "modes": rows(results),
+        "placement": args.placement, "compress": args.compress, "lower_bound_ms": bound.ms(2), "modes": rows(results),
     }  # fmt: skip

@@ -115,6 +115,7 @@ def trainer_for(args: argparse.Namespace, net: nn.Sequential, data: Data) -> Tra
         memory=args.memory, budget=args.budget, device=args.device, precision=args.precision, target=args.target,
         order=args.order, fit=args.fit, placement=args.placement, micro_batch=args.micro_batch, max_norm=args.clip,
         seed=args.seed, input_shape=data.input_shape, deterministic=args.deterministic, graph=args.graph,
+        compress=args.compress,
     )  # fmt: skip
 
 
@@ -198,6 +199,7 @@ def outcome(
     args: argparse.Namespace, trainer: Trainer, result: FitResult, metrics: dict[str, float]
 ) -> dict[str, Any]:
     """What `--json` prints. Sizes in bytes, times in s; null where nothing was measured."""
+    choices = [choice.as_dict() for choice in trainer.adaptive.choices] if trainer.adaptive else []
     names = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
     return {
         "model": args.model, "data": args.data, "memory": args.memory, "batch": args.batch,
@@ -205,7 +207,8 @@ def outcome(
         "steps": result.steps, "epochs": result.epochs, "seconds": result.seconds,
         "images_per_s": result.images_per_s, **{name: metrics.get(name) for name in names},
         "peak_bytes": trainer.peak_bytes, "pinned_bytes": trainer.pinned_bytes,
-        "batch_slot_bytes": trainer.batch_slot_bytes, "interrupted": result.interrupted,
+        "batch_slot_bytes": trainer.batch_slot_bytes, "compress": args.compress,
+        **trainer.compression(result.seconds or None), "choices": choices, "interrupted": result.interrupted,
         "checkpoint": None if result.checkpoint is None else str(result.checkpoint),
     }  # fmt: skip
 

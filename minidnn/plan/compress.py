@@ -8,6 +8,7 @@ is a clear reason to change.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from minidnn.codec import estimate_nbytes
 from minidnn.codec.rates import MEASURED, CodecRates
@@ -65,6 +66,35 @@ def packed_bytes(graph: Graph, name: str, density: float, parts: int) -> int:
     tensor = graph.tensors[name]
     word = word_bytes(ITEM_BYTES[tensor.dtype])
     return estimate_nbytes(tensor.nbytes, density, itemsize=word, parts=parts)
+
+
+def ratio_of(raw_bytes: int, packed: int) -> float:
+    """How many times smaller something got."""
+    return raw_bytes / packed if packed else float("inf")
+
+
+def report(graph: Graph, tensors: Mapping[str, tuple[int, int, float]]) -> dict[str, Any]:
+    """What JSON says of compressed tensors, given their bytes before and after and their densities: mean density (by
+    bytes), ratio, and the same for each with the layer that reads it. None where there are none."""
+    readers = {layer.x: layer.name for layer in graph.layers}
+    rows = [
+        {
+            "tensor": name, "layer": readers.get(name), "raw_bytes": raw, "packed_bytes": packed, "density": share,
+            "ratio": ratio_of(raw, packed),
+        }
+        for name, (raw, packed, share) in tensors.items()
+    ]  # fmt: skip
+    total, packed = sum(raw for raw, _, _ in tensors.values()), sum(packed for _, packed, _ in tensors.values())
+    mean = sum(raw * share for raw, _, share in tensors.values()) / total if total else None
+    return {"density": mean, "ratio": ratio_of(total, packed) if total else None, "compressed": rows}
+
+
+def predicted(graph: Graph, plan: Plan, density: Mapping[str, float]) -> dict[str, Any]:
+    """`report` of what a plan compresses, by densities (TYPICAL where one is not known), and "packed_bytes" in all."""
+    shares = {name: density.get(name, TYPICAL) for name in plan.compress}
+    sizes = {name: packed_bytes(graph, name, share, plan.codecs) for name, share in shares.items()}
+    found = report(graph, {name: (graph.tensors[name].nbytes, sizes[name], shares[name]) for name in plan.compress})
+    return {"packed_bytes": sum(sizes.values()) if sizes else None, **found}
 
 
 def saved_per_second(graph: Graph, name: str, density: float, rates: CodecRates = MEASURED) -> float:

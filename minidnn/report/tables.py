@@ -41,6 +41,32 @@ def mode_cells(rows: Sequence[Row]) -> list[list[str]]:
     return cells
 
 
+def compression_table(rows: Sequence[Row]) -> str:
+    """What compression does in each mode that has it; `change` is that of the iteration time, `cpu` in cores."""
+    cells = []
+    for row in rows:
+        if not row.get("compressed"):
+            continue
+        ms, plain, share = row["iteration_ms"], row["uncompressed_ms"], row["cpu_share"]
+        cells.append([
+            row["mode"], format_size(row["pinned_bytes"]), format_size(row["pinned_raw_bytes"]),
+            format_size(row["packed_bytes"]), f"{row['density']:.3f}", f"{row['ratio']:.2f}",
+            "-" if share is None else f"{share:.2f}", f"{100 * (ms / plain - 1):+.1f} %" if ms and plain else "-",
+        ])  # fmt: skip
+    return text_table(("mode", "pinned", "uncompressed", "packed", "density", "ratio", "cpu", "change"), cells)
+
+
+def densities_table(rows: Sequence[Row]) -> str:
+    """Density and ratio of each compressed tensor, by the first mode that has it."""
+    found = {tensor["tensor"]: tensor for row in reversed(rows) for tensor in row.get("compressed", ())}
+    cells = [
+        [name, t["layer"] or "-", format_size(t["raw_bytes"]), format_size(t["packed_bytes"]), f"{t['density']:.3f}",
+         f"{t['ratio']:.2f}"]
+        for name, t in found.items()
+    ]  # fmt: skip
+    return text_table(("tensor", "read by", "bytes", "packed", "density", "ratio"), cells)
+
+
 def base_ms(rows: Sequence[Row]) -> float | None:
     """Time of the first `base` row that has one."""
     times = (row["iteration_ms"] for row in rows if row["mode"].startswith("base"))

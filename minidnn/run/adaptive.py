@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 from minidnn.errors import OutOfPinnedMemory
 from minidnn.plan.compress import compressed
-from minidnn.run.program import Programs, persistent_places
-from minidnn.schedule.actions import Alloc, Schedule
-from minidnn.schedule.compress import plan_slab
-from minidnn.schedule.lower import walk
+from minidnn.run.program import Programs
+from minidnn.schedule.actions import Schedule
+from minidnn.schedule.recompress import recompressed
 
 EVERY = 50
 """Steps from one look to the next."""
@@ -76,15 +75,3 @@ def recompress(programs: Programs, names: tuple[str, ...]) -> bool:
     programs.recipe = replace(programs.recipe, options=replace(programs.recipe.options, compress=names))
     programs.forget_executors()
     return True
-
-
-def recompressed(schedule: Schedule, names: tuple[str, ...]) -> Schedule:
-    """The same schedule with other tensors compressed. Everything stays where it is in the arena."""
-    graph, offsets = schedule.graph, None
-    plan = replace(schedule.plan, compress=compressed(graph, schedule.plan, names))
-    if schedule.placement == "planned":
-        allocs = [a.buffer for a in schedule.actions if isinstance(a, Alloc)]
-        offsets = {b.key: b.offset - schedule.persistent_bytes for b in allocs}
-    draft = walk(graph, plan, None, persistent_places(schedule))
-    final = walk(graph, plan, offsets, persistent_places(schedule), plan_slab(graph, plan, draft.actions))
-    return replace(schedule, plan=plan, actions=tuple(final.actions), pinned=final.pinned)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from minidnn.graph.graph import Graph
 from minidnn.nn.loss import Loss
 from minidnn.nn.sequential import Sequential
 from minidnn.optim import Optimizer
+from minidnn.plan.compress import predicted
 from minidnn.profile.profile import Profile
 from minidnn.run.choose import Options, choose
 from minidnn.run.record import Recorder
@@ -22,6 +23,7 @@ from minidnn.run.simulator import simulate
 from minidnn.run.timeline import Timeline
 from minidnn.run.trainer import Trainer
 from minidnn.schedule.actions import Schedule
+from minidnn.schedule.recompress import recompressed
 
 SETS = ("all", "conv", "aconv")
 DEFAULT_MODES = (
@@ -59,19 +61,34 @@ class ModeResult:
 
 
 def predict(graph: Graph, modes: Sequence[str], profile: Profile, options: Options) -> Iterator[ModeResult]:
-    """Simulate each mode with a profile that has times and a link."""
+    """Simulate each mode with a profile that has times and a link.
+
+    With compression `more` gets what `Trainer.compression` says, by `options.density`, and `uncompressed_ms`.
+    """
+
+    def time_of(schedule: Schedule) -> float:
+        return simulate(schedule, profile, options.density).iteration_ms
+
     for mode in modes:
         try:
-            schedule = choose(graph, mode, profile, options, score=lambda s: simulate(s, profile).iteration_ms)
+            schedule = choose(graph, mode, profile, options, score=time_of)
         except BudgetError as error:
             yield _refused(mode, error)
             continue
-        found = simulate(schedule, profile)
+        found = simulate(schedule, profile, options.density)
         alive = not found.dead_end
+        more: dict[str, Any] = {}
+        if schedule.plan.compress:
+            busy = sum(found.timeline.busy_ms(lane) for lane in schedule.lanes if lane.startswith("codec-"))
+            more = {
+                "pinned_raw_bytes": schedule.pinned_raw_bytes, **predicted(graph, schedule.plan, options.density),
+                "cpu_share": busy / found.iteration_ms if alive else None,
+                "uncompressed_ms": time_of(recompressed(schedule, ())) if alive else None,
+            }  # fmt: skip
         yield ModeResult(
             mode, alive, found.peak_bytes, found.iteration_ms if alive else None, found.stall_ms if alive else None,
-            schedule.pool_bytes, found.pinned_bytes, found.offloaded_bytes, timeline=found.timeline, schedule=schedule,
-            reason=found.dead_end,
+            schedule.pool_bytes, found.pinned_bytes, found.offloaded_bytes, more, found.timeline, schedule,
+            found.dead_end,
         )  # fmt: skip
 
 
@@ -94,7 +111,8 @@ def measure(
     """Run each mode on a device of its own for all batches, then `timed_steps` more for the times.
 
     `more` gets `loss` (of the last batch), `gradient_sha256` (fp32, PyTorch's layout, parameter order, all steps) and
-    `matches_base`: whether that digest is the one of base with the same algorithms.
+    `matches_base`: whether that digest is the one of base with the same algorithms. Of a mode that compresses also what
+    `Trainer.compression` says, and `uncompressed_ms`: its time in a run without.
     """
     reference: dict[tuple[tuple[str, str], ...], str] = {}
     for mode in modes:
@@ -104,6 +122,9 @@ def measure(
             yield _refused(mode, error)
             continue
         assert result.schedule is not None
+        if result.schedule.plan.compress:
+            plain = _run(experiment, mode, device, replace(options, compress="off"), timed_steps)
+            result.more["uncompressed_ms"] = plain.iteration_ms
         algorithms = tuple(sorted((name, a.name) for name, a in result.schedule.plan.algorithms.items()))
         if algorithms not in reference:
             reference[algorithms] = _reference(experiment, mode, result, device)
@@ -120,19 +141,20 @@ def _run(
         digest = observer.sha256
         trainer.programs.forget(observer)
         x, y = experiment.batches[0]
-        times = []
+        times, codec_s = [], trainer.programs.codec_s
         for _ in range(timed_steps):
             began = time.perf_counter()
             trainer.step(x, y)
             times.append((time.perf_counter() - began) * 1e3)
+        compression = trainer.compression(sum(times) / 1e3, codec_s) if trainer.schedule.plan.compress else {}
         recorder = Recorder(trainer.executor(len(x)))
         recorder.begin()
         trainer.step(x, y)
         timeline, schedule = recorder.end(), trainer.schedule
         return ModeResult(
             mode, True, schedule.peak_bytes, float(np.median(times)), timeline.stall_ms, schedule.pool_bytes,
-            schedule.pinned_bytes, schedule.offloaded_bytes, {"loss": losses[-1], "gradient_sha256": digest},
-            timeline, schedule,
+            schedule.pinned_bytes, schedule.offloaded_bytes,
+            {"loss": losses[-1], "gradient_sha256": digest, **compression}, timeline, schedule,
         )  # fmt: skip
 
 
@@ -141,7 +163,7 @@ def _trainer(experiment: Experiment, mode: str, device: Device, options: Options
         experiment.network(), experiment.loss, experiment.optimizer, len(experiment.batches[0][0]), memory=mode,
         budget=options.budget, device=device, precision=experiment.precision, target=experiment.target,
         order=options.order, fit=options.fit, placement=options.placement, seed=experiment.seed,
-        algorithms=options.algorithms,
+        algorithms=options.algorithms, compress=options.compress,
     )  # fmt: skip
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from minidnn.graph.graph import Graph
 from minidnn.graph.tensor import Role
 from minidnn.memory.sizing import smallest_pool
 from minidnn.memory.trace import live_profile
+from minidnn.plan.compress import compressed, predicted
 from minidnn.plan.mode import Request
 from minidnn.plan.plan import Plan
 from minidnn.plan.registry import POLICIES, parse_mode
@@ -31,7 +33,8 @@ class Footprint:
     `placed_bytes` what offline placement needs, never below `lower_bound_bytes`. `parameter_bytes` counts weights,
     biases and running statistics as the driver rounds them (in base their gradients too). `pinned_bytes` is what the
     mode pins, `offloaded_bytes` what it copies out in one iteration. `prefetch` holds pairs [m, i]: X of layer i comes
-    in during the backward of layer m.
+    in during the backward of layer m. `pinned_raw_bytes` is what it would pin without compression; `packed_bytes`,
+    `density`, `ratio` and `compressed` (one object per tensor) are predicted, and None where nothing is compressed.
     """
 
     aggregate_peak_bytes: int
@@ -44,6 +47,11 @@ class Footprint:
     pinned_bytes: int
     offloaded_bytes: int
     prefetch: list[list[int]]
+    pinned_raw_bytes: int
+    packed_bytes: int | None
+    density: float | None
+    ratio: float | None
+    compressed: list[dict[str, Any]]
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
@@ -51,11 +59,16 @@ class Footprint:
 
 
 def footprint(
-    graph: Graph, mode: str, profile: Profile, *, order: str = "prefetch-first", fit: str = "best-fit"
-) -> tuple[Footprint, Schedule]:
-    """The footprint of a mode and the schedule it was read from (of several candidates, as `dyn` has, the first)."""
+    graph: Graph, mode: str, profile: Profile, *, order: str = "prefetch-first", fit: str = "best-fit",
+    compress: str = "off", density: Mapping[str, float] | None = None,
+) -> tuple[Footprint, Schedule]:  # fmt: skip
+    """The footprint of a mode and the schedule it was read from (of several candidates, as `dyn` has, the first).
+
+    `density`, by tensor, predicts what is compressed.
+    """
     parsed = parse_mode(mode)
-    plan = next(POLICIES[parsed.family](Request(graph, profile, parsed, order)))
+    proposed = next(POLICIES[parsed.family](Request(graph, profile, parsed, order)))
+    plan = replace(proposed, compress=compressed(graph, proposed, compress, density))
     schedule = lower(graph, plan)
     events = trace(graph, plan, schedule.actions)
     live = live_profile(events)
@@ -72,6 +85,8 @@ def footprint(
             pinned_bytes=schedule.pinned_bytes,
             offloaded_bytes=schedule.offloaded_bytes,
             prefetch=[list(pair) for pair in _prefetch_pairs(graph, parsed.offload_set)],
+            pinned_raw_bytes=schedule.pinned_raw_bytes,
+            **predicted(graph, plan, density or {}),
         ),
         schedule,
     )

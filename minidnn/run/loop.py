@@ -122,6 +122,7 @@ class _Run:
     checkpoint_every: int | None
     epoch: int = 0
     batch: int = 0  # batches of this epoch that are done
+    choices: int = 0  # of compression, that the log has
     result: FitResult = field(default_factory=FitResult)
 
     def begin(self, resume: Path | None) -> None:
@@ -207,6 +208,7 @@ class _Run:
             with loader as batches:
                 for slot, rows in batches:
                     pending.append((trainer.issue(slot.batch, rows), slot))
+                    self._write_choices(log)
                     self.batch += 1
                     if len(pending) > 1:
                         settle()
@@ -261,6 +263,13 @@ class _Run:
         trainer.net.load_state_dict(found.weights)
         trainer.load_optimizer_state(found.optimizer)
         trainer.step_count, self.epoch, self.batch = counts
+
+    def _write_choices(self, log: TextIO | None) -> None:
+        """What `auto` has compressed from here on, where that has changed."""
+        choices = self.trainer.adaptive.choices if self.trainer.adaptive else []
+        for choice in choices[self.choices :]:
+            self._write(log, choice.as_dict())
+        self.choices = len(choices)
 
     def _write(self, log: TextIO | None, record: dict[str, Any]) -> None:
         if log is None:

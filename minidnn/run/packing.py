@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter, thread_time
-from typing import Any
 
 import numpy as np
 
@@ -30,11 +29,6 @@ class Packed:
     raw_bytes: int
     packed_bytes: int
     density: float
-
-    @property
-    def ratio(self) -> float:
-        """How many times smaller it got."""
-        return self.raw_bytes / self.packed_bytes if self.packed_bytes else float("inf")
 
 
 class _Packing:
@@ -171,27 +165,6 @@ class Packer:
         word = word_bytes(ITEM_BYTES[self.graph.tensors[host.name].dtype])
         data: np.ndarray = self.pinned.array[host.offset + start : host.offset + stop]
         return data.view(np.uint16 if word == 2 else np.uint32)
-
-
-def summary(packer: Packer) -> dict[str, Any]:
-    """The last iteration's compression for JSON: mean density, ratio (bytes before over bytes after), and both with the
-    bytes for each tensor that was packed and the layer that reads it. None where nothing was."""
-    readers = {layer.x: layer.name for layer in packer.graph.layers}
-    rows = [
-        {
-            "tensor": name, "layer": readers.get(name), "raw_bytes": p.raw_bytes, "packed_bytes": p.packed_bytes,
-            "density": p.density, "ratio": p.ratio,
-        }
-        for name, p in packer.packed.items()
-    ]  # fmt: skip
-    total = Packed(
-        sum(p.raw_bytes for p in packer.packed.values()), sum(p.packed_bytes for p in packer.packed.values()),
-        sum(p.density * p.raw_bytes for p in packer.packed.values()),
-    )  # fmt: skip
-    return {
-        "density": total.density / total.raw_bytes if rows else None, "ratio": total.ratio if rows else None,
-        "compressed": rows,
-    }  # fmt: skip
 
 
 def part_density(part: PackedPart) -> float:

@@ -144,7 +144,7 @@ class Programs:
             score = partial(time_if_it_fits, self.device) if purpose.train and self.arena is None else None
             schedule = _first_fitting(graph, ways, profile, self.persistent or None, score)
             if not self.persistent:
-                self.persistent = persistent_places(schedule)
+                self.persistent = _places(schedule)
             self.schedules[key] = schedule
         return self.schedules[key]
 
@@ -245,7 +245,7 @@ class Programs:
                 for m in self._modes(purpose, mode, later=False)
             ]
             least = min(found, key=lambda schedule: schedule.peak_bytes)
-            places = places or persistent_places(least)
+            places = places or _places(least)
             needed = max(needed, least.peak_bytes)
         return needed
 
@@ -288,7 +288,7 @@ def _first_fitting(
     return choose(graph, mode, profile, options, score=score, persistent=persistent)
 
 
-def persistent_places(schedule: Schedule) -> dict[str, int]:
+def _places(schedule: Schedule) -> dict[str, int]:
     """Offsets of what outlives an iteration, and under "" the end of that region."""
     return {b.tensor: b.offset for b in schedule.persistent} | {"": schedule.persistent_bytes}
 

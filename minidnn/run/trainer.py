@@ -17,6 +17,7 @@ from minidnn.graph.graph import Target
 from minidnn.nn.loss import Loss
 from minidnn.nn.sequential import Sequential
 from minidnn.optim import Optimizer
+from minidnn.plan.compress import report
 from minidnn.plan.registry import parse_mode
 from minidnn.profile.profile import Algorithm
 from minidnn.run.adaptive import Adaptive
@@ -24,7 +25,6 @@ from minidnn.run.arguments import check_numbers, check_parts, sample_shape
 from minidnn.run.choose import Options
 from minidnn.run.executor import Executor
 from minidnn.run.observe import GradientObserver
-from minidnn.run.packing import summary
 from minidnn.run.program import Programs, Purpose, Recipe
 from minidnn.run.slot import BatchSlot, slot_fields
 from minidnn.run.weights import DeviceWeights
@@ -209,10 +209,11 @@ class Trainer:
         since the codec workers had taken `codec_s` (`programs.codec_s`)."""
         share = None if seconds is None else (self.programs.codec_s - codec_s) / seconds
         packed = self.programs.packed.peak if self.schedule.plan.compress else None
+        found = self.executor(self.batch).packer.packed
         return {
             "pinned_raw_bytes": self.schedule.pinned_raw_bytes, "packed_bytes": packed,
             "cpu_share": share if self.schedule.plan.compress else None,
-            **summary(self.executor(self.batch).packer),
+            **report(self.schedule.graph, {n: (p.raw_bytes, p.packed_bytes, p.density) for n, p in found.items()}),
         }  # fmt: skip
 
     @property
