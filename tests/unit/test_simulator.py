@@ -25,6 +25,7 @@ from minidnn.run.choose import Options, choose
 from minidnn.run.simulator import Simulation, simulate
 from minidnn.schedule.actions import Launch, Offload, Prefetch, Schedule
 from minidnn.schedule.lower import lower
+from minidnn.schedule.timings import observe
 
 from .simulated import graph_of, random_chain, random_profile
 
@@ -41,6 +42,13 @@ def alexnet() -> tuple[Graph, Profile]:
 def run(graph: Graph, mode: str, profile: Profile, options: Options = Options()) -> tuple[Schedule, Simulation]:
     schedule = choose(graph, mode, profile, options)
     return schedule, simulate(schedule, profile)
+
+
+def searched(graph: Graph, mode: str, profile: Profile) -> Options:
+    """A live pool of the size that the paper's search finds with every release at its soonest."""
+    generous = choose(graph, mode, profile, Options(placement="live"))
+    budget = generous.persistent_bytes + observe(generous, generous.fit, timings=0).searched
+    return Options(placement="live", budget=budget)
 
 
 # -- section V-A
@@ -255,7 +263,7 @@ def ends_of_releases(simulation: Simulation) -> set[float]:
 
 def test_a_live_pool_can_end_in_a_dead_end(alexnet: tuple[Graph, Profile]) -> None:
     graph, profile = alexnet
-    schedule, simulation = run(graph, "vdnn++:all(m)", profile, Options(placement="live"))
+    schedule, simulation = run(graph, "vdnn++:all(m)", profile, searched(graph, "vdnn++:all(m)", profile))
     assert simulation.iteration_ms == inf
     assert simulation.dead_end.startswith("no room for 283.6 MiB (gradient features.0.dy#0)")
     assert simulation.peak_bytes <= schedule.peak_bytes
@@ -283,7 +291,7 @@ def test_a_live_allocation_waits_until_a_release_in_virtual_time_frees_enough() 
     """VGG-16's offloaded tensors are larger than the pool, and the link is far too slow."""
     graph = graph_of("vgg16", 16)
     slow = replace(modelled(graph, "gtx1080ti"), link=Link(5e8, 5e8))
-    simulation = run(graph, "vdnn++:all(m)", slow, Options(placement="live"))[1]
+    simulation = run(graph, "vdnn++:all(m)", slow, searched(graph, "vdnn++:all(m)", slow))[1]
     waits = [s for s in simulation.timeline.spans if s.stall == "memory"]
     assert waits
     assert ends_of_releases(simulation) >= {s.end_ms for s in waits}
