@@ -21,14 +21,14 @@ from minidnn.device.lanes import INTERLEAVINGS
 from minidnn.errors import ArgumentError, NonFiniteLoss
 
 
-def network(shape: tuple[int, int, int] = (2, 9, 7), width: int = 4) -> nn.Sequential:
+def network(shape: tuple[int, int, int] = (2, 9, 7), width: int = 4, dropout: float = 0.25) -> nn.Sequential:
     """Odd sizes, a norm with statistics, dropout."""
     features = nn.Sequential(
         nn.Conv2d(shape[0], width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True),
         nn.Conv2d(width, 6, 3), nn.ReLU(),
     )  # fmt: skip
     size = int(np.prod(features.infer((1, *shape))))
-    return nn.Sequential(features, nn.Flatten(), nn.Dropout(0.25), nn.Linear(size, 4), input_shape=shape)
+    return nn.Sequential(features, nn.Flatten(), nn.Dropout(dropout), nn.Linear(size, 4), input_shape=shape)
 
 
 def data(samples: int = 19, test: int = 7, shape: tuple[int, int, int] = (2, 9, 7)) -> Data:
@@ -75,13 +75,19 @@ def test_one_seed_gives_the_same_bits_under_every_interleaving() -> None:
 
 def test_another_seed_gives_other_weights_order_and_dropout() -> None:
     start = network().initialize(3).state_dict()
-    runs = {}
-    for seed in (3, 4, 3 + 2**32):
+    seeds = (3, 4, 3 + 2**32)
+    assert len({fitted(seed=seed)["3.weight"] for seed in seeds}) == 3
+    ordered, dropped = set(), set()
+    for seed in seeds:  # from the same weights: first only the order of the data differs, then only the dropout
+        net = network(dropout=0)
+        net.load_state_dict(start)
+        ordered.add(fitted(net=net, seed=seed)["3.weight"])
         net = network()
-        net.load_state_dict(start)  # the same weights: what differs is the order of the data and the dropout
-        runs[seed] = fitted(net=net, seed=seed)
-    assert len({run["3.weight"] for run in runs.values()}) == 3
-    assert fitted(seed=4)["0.0.weight"] != runs[3]["0.0.weight"]
+        net.load_state_dict(start)
+        with trainer(net, seed=seed) as opened:
+            opened.fit(data(), 1, shuffle=False)
+            dropped.add(state(opened)["3.weight"])
+    assert len(ordered) == len(dropped) == 3
 
 
 def test_fitting_twice_is_fitting_longer() -> None:
@@ -286,14 +292,29 @@ def test_an_interrupted_epoch_costs_that_epoch_at_most() -> None:
 
     def sabotage(epoch: int, _: dict[str, float]) -> None:
         if epoch == 2:
-            action, label, _ = opened.executor(5).steps[30]
-            opened.executor(5).steps[30] = (action, label, lambda: os.kill(os.getpid(), signal.SIGINT))
+            steps = opened.executor(5).steps
+            steps[30] = (*steps[30][:2], lambda: os.kill(os.getpid(), signal.SIGINT))
 
     with pytest.raises(KeyboardInterrupt), trainer(net) as opened:
         opened.fit(data(), 4, on_epoch=sabotage)
     with trainer() as undisturbed:
         undisturbed.fit(data(), 2)
         assert all((net.state_dict()[name] == value).all() for name, value in undisturbed.state_dict().items())
+
+
+def test_an_evaluation_that_fails_can_be_repeated_and_training_goes_on() -> None:
+    good = data()
+    images = np.full((9, 2, 9, 7), np.nan, np.float32)
+    poisoned = from_arrays("poisoned", (images, np.arange(9) % 4), test_samples=0)
+    with trainer() as opened:
+        opened.fit(good, 1)
+        before = opened.evaluate(good)
+        for _ in range(4):  # more often than there are batch slots
+            with pytest.raises(NonFiniteLoss, match="the loss of the evaluation after 4 steps is nan"):
+                opened.evaluate(poisoned)
+        assert opened.evaluate(good) == before
+        opened.fit(good, 1)
+        assert state(opened) == fitted(2)
 
 
 class Interrupting:
