@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from bench.paper_tables import MODELS, graph_of, input_twice, pinned, placement, section_v_b, table_ii, table_v, trace_of
+from bench.paper_tables import (
+    MODELS,
+    graph_of,
+    input_twice,
+    pinned,
+    placement,
+    section_v_b,
+    table_ii,
+    table_v,
+    trace_of,
+)
 from minidnn.memory.sizing import smallest_pool
 from minidnn.memory.trace import aggregate_peak
 
