@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.environment import describe
 from bench.kernels import array, gap, milliseconds, poisoned
 from minidnn.ops import cudnn_ops
 from minidnn.ops.context import Context
@@ -94,7 +95,7 @@ def context(precision: str, stream: torch.cuda.Stream, store: PlanStore, kernels
     """Where ops of one precision are bound."""
     scratch = torch.empty(8 * 2**20, device="cuda", dtype=torch.uint8)
     context.kept = scratch  # type: ignore[attr-defined]
-    plans = Plans(stream.cuda_stream, store, build_seconds=seconds)
+    plans = Plans(stream.cuda_stream, store, build_seconds=seconds, tried=1000)
     return Context(kernels, stream.cuda_stream, (scratch.data_ptr(), scratch.numel()), precision, plans=plans)
 
 
@@ -105,7 +106,7 @@ def check(on: Context, precision: str, workspace: torch.Tensor) -> list[dict[str
     rows = []
     for function in layer.arrays:
         assert on.plans is not None
-        for plan in on.plans.explore(layer.problem(function)):
+        for plan in on.plans.explore(layer.problem(function), 4):
             output, reference = wanted[function]
             output.fill_(float("nan"))
             torch.cuda.synchronize()
@@ -137,10 +138,10 @@ def measure(
         begin = time.perf_counter()
         problem = layer.problem(function)
         assert on.plans is not None
-        found = on.plans.explore(problem)
+        found = on.plans.explore(problem, 4)
         seconds = time.perf_counter() - begin
         mine = []
-        for plan in found:
+        for rank, plan in enumerate(found):
             if plan.workspace > workspace.numel():
                 continue
             try:
@@ -150,7 +151,9 @@ def measure(
                 continue
             mine.append({"precision": precision, "layer": name, "times": times, "function": function,
                          "plan": plan.name, "ms": ms, "workspace": plan.workspace,
-                         "deterministic": plan.deterministic})  # fmt: skip
+                         "deterministic": plan.deterministic, "rank": rank,
+                         "build_s": on.plans._built[problem.key, plan.name].build_seconds,
+                         "compiled": on.plans._built[problem.key, plan.name].compiled})  # fmt: skip
         if not mine:
             print(f"{precision} {name} {function}: no plan", flush=True)
             continue
@@ -241,7 +244,9 @@ def main() -> None:
             torch.cuda.empty_cache()
     totals(rows)
     target = arguments.out / f"convolutions-{card.replace(' ', '-')}.json"
-    target.write_text(json.dumps({"card": card, "checks": checks, "extras": more, "plans": rows}, indent=1) + "\n")
+    environment = describe("cupy-cuda13x", "nvidia-cudnn-frontend", "torch")
+    result = {"card": card, "environment": environment, "checks": checks, "extras": more, "plans": rows}
+    target.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

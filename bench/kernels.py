@@ -23,6 +23,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench.environment import describe
 from minidnn.ops import map_ops, norm_ops, pool_ops
 from minidnn.ops.array import Array
 from minidnn.ops.context import Context
@@ -109,10 +110,12 @@ def average_pooling(on: Context) -> Iterator[Case]:
     for name, shape, window in [("7x7 global", (256, 2048, 7, 7), None), ("3x3", (64, 256, 56, 56), (3, 1, 1))]:
         for form, dtype, nhwc in FORMS:
             x = normal(*shape, dtype=dtype, nhwc=nhwc)
-            exact = x.float().requires_grad_()
+            exact = x.float().contiguous().requires_grad_()
             wanted = F.adaptive_avg_pool2d(exact, 1) if window is None else F.avg_pool2d(exact, *window)
-            y, dy = poisoned(wanted.detach(), dtype), torch.randn_like(wanted).to(dtype)
-            (expected,) = torch.autograd.grad(wanted, exact, dy.float())
+            form_of = torch.channels_last if nhwc else torch.contiguous_format
+            dy = torch.randn_like(wanted).to(dtype).to(memory_format=form_of)
+            y = poisoned(dy)
+            (expected,) = torch.autograd.grad(wanted, exact, dy.float().contiguous())
             dx = poisoned(x)
             if window is None:
                 forward = pool_ops.adaptive_avg_pool2d_forward(on, x=array(x), y=array(y))
@@ -358,7 +361,7 @@ def copy_rate(stream: torch.cuda.Stream) -> float:
     source = torch.randint(0, 255, (2**31,), device="cuda", dtype=torch.uint8)
     target = torch.empty_like(source)
     with torch.cuda.stream(stream):
-        ms = milliseconds(lambda: target.copy_(source) and None, stream)  # type: ignore[func-returns-value]
+        ms = milliseconds(lambda: (target.copy_(source), None)[1], stream)
     return 2 * source.numel() / ms * 1e3
 
 
@@ -403,7 +406,8 @@ def main() -> None:
     print(f"{sum(r['right'] for r in rows)} of {len(rows)} right, {good} at 80 % of the copy rate or more")
     arguments.out.mkdir(parents=True, exist_ok=True)
     target = arguments.out / f"kernels-{card.replace(' ', '-')}.json"
-    target.write_text(json.dumps({"card": card, "copy_GBps": rate / 1e9, "kernels": rows}, indent=1) + "\n")
+    result = {"card": card, "environment": describe("cupy-cuda13x", "torch"), "copy_GBps": rate / 1e9, "kernels": rows}
+    target.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

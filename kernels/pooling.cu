@@ -107,15 +107,15 @@ __device__ __forceinline__ void max_pool_forward_pairs(const T* x, T* y, i8* ind
     }
 }
 
-// NHWC: one thread owns the ST x ST input pixels whose first window is (th, tw), and reads each window once.
-template <typename T, int V, int K, int ST>
+// One thread owns the ST x ST input pixels whose first window is (th, tw), and reads each window once.
+template <typename T, int V, bool LAST, int K, int ST>
 __device__ __forceinline__ void max_pool_backward_tile(const T* dy, const i8* index, T* dx, int N, Pool g, Split split,
                                                        u32 count, Strides sx, Strides sy) {
     const int D = (K - 1) / ST;  // windows that reach into the tile from before it, per direction
     u32 i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
     Place at = place(i, split);
-    int c = at.inner * V, tw = at.middle, th = at.outer;
+    int c = LAST ? at.inner * V : at.outer, tw = LAST ? at.middle : at.inner, th = LAST ? at.outer : at.middle;
     for (int n = blockIdx.y; n < N; n += gridDim.y) {
         float sum[ST][ST][V];
 #pragma unroll
@@ -125,7 +125,7 @@ __device__ __forceinline__ void max_pool_backward_tile(const T* dy, const i8* in
             const int back_h = D - window / (D + 1), back_w = D - window % (D + 1);
             int p = th - back_h, q = tw - back_w;
             if (p < 0 || q < 0 || p >= g.P || q >= g.Q) continue;
-            i64 offset = n * sy.n + p * sy.h + q * sy.w + c;
+            i64 offset = n * sy.n + (i64)c * sy.c + p * sy.h + q * sy.w;
             Pack<T, V> gradient = load<T, V>(dy + offset);
             Pack<i8, V> tap = load<i8, V>(index + offset);
 #pragma unroll
@@ -148,7 +148,7 @@ __device__ __forceinline__ void max_pool_backward_tile(const T* dy, const i8* in
                 Pack<T, V> result;
 #pragma unroll
                 for (int v = 0; v < V; v++) result.v[v] = from_float<T>(sum[a][b][v]);
-                store<T, V>(dx + n * sx.n + h * sx.h + w * sx.w + c, result);
+                store<T, V>(dx + n * sx.n + (i64)c * sx.c + h * sx.h + w * sx.w, result);
             }
     }
 }
@@ -432,15 +432,19 @@ MAX_POOL_PAIRS(bf16, 4, bf16x4)
 MAX_POOL_PAIRS(bf16, 2, bf16x2)
 MAX_POOL_PAIRS(bf16, 1, bf16)
 
-#define MAX_POOL_TILE(T, V, VARIANT, K, ST)                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_tile_##VARIANT(                             \
+#define MAX_POOL_TILE(T, V, LAYOUT, LAST, VARIANT, K, ST)                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_tile_##LAYOUT##_##VARIANT(                  \
         const T* dy, const i8* index, T* dx, int N, Pool g, Split split, u32 count, Strides sx, Strides sy) {           \
-        max_pool_backward_tile<T, V, K, ST>(dy, index, dx, N, g, split, count, sx, sy);                                 \
+        max_pool_backward_tile<T, V, LAST, K, ST>(dy, index, dx, N, g, split, count, sx, sy);                           \
     }
-MAX_POOL_TILE(float, 4, f32x4_k2s2, 2, 2)
-MAX_POOL_TILE(float, 4, f32x4_k3s2, 3, 2)
-MAX_POOL_TILE(bf16, 8, bf16x8_k2s2, 2, 2)
-MAX_POOL_TILE(bf16, 8, bf16x8_k3s2, 3, 2)
+MAX_POOL_TILE(float, 4, nhwc, true, f32x4_k2s2, 2, 2)
+MAX_POOL_TILE(float, 4, nhwc, true, f32x4_k3s2, 3, 2)
+MAX_POOL_TILE(bf16, 8, nhwc, true, bf16x8_k2s2, 2, 2)
+MAX_POOL_TILE(bf16, 8, nhwc, true, bf16x8_k3s2, 3, 2)
+MAX_POOL_TILE(float, 1, nchw, false, f32_k2s2, 2, 2)
+MAX_POOL_TILE(float, 1, nchw, false, f32_k3s2, 3, 2)
+MAX_POOL_TILE(bf16, 1, nchw, false, bf16_k2s2, 2, 2)
+MAX_POOL_TILE(bf16, 1, nchw, false, bf16_k3s2, 3, 2)
 
 #define MAX_POOL_RECOMPUTE(T, VARIANT)                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_recompute_##VARIANT(                        \

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from minidnn import nn, optim
 from minidnn.cli.options import PRECISION_HELP, Console, add_model, count
 from minidnn.device.base import Device
-from minidnn.device.measure import measured_profile
 from minidnn.device.open import open_device
-from minidnn.errors import ArgumentError
+from minidnn.errors import ArgumentError, OutOfDeviceMemory
 from minidnn.graph.build import build
 from minidnn.graph.graph import Graph, Target
 from minidnn.models import create
-from minidnn.profile.profile import Profile
+from minidnn.profile.profile import Profile, op_key
 from minidnn.units import format_size
 
 EXAMPLE = "minidnn profile vgg16 --batch 64 --precision bf16 -o profile.json"
@@ -41,7 +42,13 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         raise ArgumentError(f"--output is {args.output!r}; there is no folder {folder}")
     with open_device(args.device, precision=args.precision, deterministic=args.deterministic) as device:
         graphs = _graphs(args, device)
-        profile = measured_profile(device, graphs)
+        found = [device.profile(graph) for graph in graphs]
+    entries = {key: ways for part in found for key, ways in part.entries.items()}
+    unknown = [op.name for graph in graphs for op in graph.ops if op_key(graph, op) not in entries]
+    if unknown or found[0].link is None:
+        raise OutOfDeviceMemory(f"{', '.join(unknown) or 'the link'} could not be measured; use a smaller batch")
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    profile = replace(found[0], source=f"{found[0].source}, {today}", entries=entries)
     profile.save(Path(args.output))
     result = _summary(args, profile, graphs[0])
     console.say(_report(result))

@@ -1,4 +1,4 @@
-"""Which plans the convolutions of a graph have on a card, and how fast they are there.
+"""What a card takes for the ops of a graph: the convolutions plan by plan, everything else, and the host link.
 
 What was never measured on the card with this cuDNN is measured now, in memory that is taken for it and given back, and
 kept on disk. While an arena is in use there is no room to measure: new shapes then have cuDNN's own order.
@@ -11,6 +11,8 @@ from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
 
+from minidnn.device.measure import link_rates, op_times
+from minidnn.errors import OutOfDeviceMemory, OutOfPinnedMemory
 from minidnn.graph.graph import Graph
 from minidnn.graph.op import Op
 from minidnn.ops.array import Array
@@ -29,36 +31,63 @@ HOPELESS = 1.5
 """A plan whose first run takes so many times the best plan's time is not run again."""
 
 
-def plan_profile(device: CudaDevice, graph: Graph) -> Profile:
-    """Entries for the graph's convolutions, fastest first."""
+def card_profile(device: CudaDevice, graph: Graph) -> Profile:
+    """Entries for all ops of a graph, and the link. Where memory was too short to measure, times are missing."""
     from tqdm import tqdm
 
-    entries: dict[str, tuple[Algorithm, ...]] = {}
+    store = device.plans(device.stream("compute")).store
+    ops = {op_key(graph, op): op for op in graph.ops}
+    convolutions = {key: op for key, op in ops.items() if op.function in CONVOLUTIONS}
+    entries = {
+        key: _convolution(device, graph, op)
+        for key, op in tqdm(convolutions.items(), desc="measuring convolutions", disable=None, leave=False, delay=1.0)
+    }
+    if not device.in_use:
+        work = {key: (graph, op) for key, op in ops.items() if key not in entries and key not in store.times}
+        with suppress(OutOfDeviceMemory, OutOfPinnedMemory):
+            if work:
+                store.add_times(*op_times(device, work, device.scratch_bytes))
+            if store.link is None:
+                store.add_link(link_rates(device))
+    entries |= {
+        key: (Algorithm(ms=store.times[key]),) for key in ops if key not in entries and key in store.times
+    }  # fmt: skip
+    source = f"measured on {device.name}, {device.libraries}"
+    return Profile(source, entries, store.link, store.launch_ms, device.scratch_bytes, graph.target)
+
+
+def _convolution(device: CudaDevice, graph: Graph, op: Op) -> tuple[Algorithm, ...]:
+    """The plans of a convolution, fastest first; those without a time only where none has one."""
+    arrays = {argument: Array.of(graph.tensors[name], 0) for argument, name in op.bindings}
+    p = problem(op.function, graph.target.precision, arrays, **dict(op.attributes))
+    found = device.plans(device.stream("compute")).algorithms(p)
+    if not device.in_use and any(a.ms is None for a in found):
+        found = _measured(device, op, p, arrays, found)
+    return tuple(a for a in found if a.ms is not None) or found
+
+
+def _measured(
+    device: CudaDevice, op: Op, p: Problem, arrays: Mapping[str, Array], found: tuple[Algorithm, ...]
+) -> tuple[Algorithm, ...]:
+    """The plans with their times, on disk at once: measuring them all can take a minute, and may be interrupted."""
     plans = device.plans(device.stream("compute"))
-    convolutions = {op_key(graph, op): op for op in graph.ops if op.function in CONVOLUTIONS}
-    for key, op in tqdm(convolutions.items(), desc="measuring convolutions", disable=None, leave=False, delay=1.0):
-        arrays = {argument: Array.of(graph.tensors[name], 0) for argument, name in op.bindings}
-        p = problem(op.function, graph.target.precision, arrays, **dict(op.attributes))
-        found = plans.algorithms(p)
-        if not device.in_use and any(a.ms is None for a in found):
-            times = _measure(device, op, p, arrays, found)
-            plans.record(p, times)
-            found = plans.algorithms(p)
-        entries[key] = found
-    return Profile(f"cuDNN's plans on {device.name}", entries, scratch_bytes=device.scratch_bytes)
+    plans.record(p, _measure(device, op, p, arrays, found))
+    plans.store.save()
+    return plans.algorithms(p)
 
 
 def _measure(
     device: CudaDevice, op: Op, p: Problem, arrays: Mapping[str, Array], found: tuple[Algorithm, ...]
-) -> dict[str, float]:
-    """ms by algorithm, on random values; what does not fit, or fails to run, has no time."""
+) -> dict[str, float | None]:
+    """ms by algorithm, on random values; None where it fails to run. What does not fit the card is left out."""
     places, end = {}, device.scratch_bytes
     for name, array in arrays.items():
         places[name] = end
         end = round_up(end + array.nbytes, 512)
     room = device.memory_info().free - end - SPARE
     fitting = [a for a in found if a.workspace <= room]
-    times: dict[str, float] = {}
+    times: dict[str, float | None] = {}
+    best = inf
     if not fitting:
         return times
     region = device.arena(end + max(a.workspace for a in fitting))
@@ -69,11 +98,13 @@ def _measure(
         for array in real.values():
             device.fill(array)
         for a in fitting:
-            with suppress(Exception):
+            times[a.name] = None
+            with suppress(Exception):  # whatever the library says: this plan is not for this card
                 launch = OPS[op.function](
                     context, **real, **dict(op.attributes), algorithm=a.name, workspace=region.address + end
                 )
-                times[a.name] = device.milliseconds(launch, stream, HOPELESS * min(times.values(), default=inf))
+                ms = device.milliseconds(launch, stream, HOPELESS * best)
+                times[a.name], best = ms, min(best, ms)
     finally:
         device.give_back(region)
     return times

@@ -19,19 +19,27 @@ from minidnn.ops import map_ops
 from minidnn.ops.array import Array
 from minidnn.ops.context import Context
 from minidnn.ops.kernels import Launcher, load_library, sequence
-from minidnn.ops.plans import Padding, Pair, PlanStore, Problem
+from minidnn.ops.plans import FUSED, ROUNDED, Padding, Pair, PlanStore, Problem, variant_of
 from minidnn.profile.profile import Algorithm
+from minidnn.units import round_up
 
 SLOW_BUILD = 0.05
 """Seconds from which on building a plan counts as slow: it was compiled at run time and is worth keeping."""
 BUILD_SECONDS = 2.0
-"""Time for slow builds per graph; heuristics list the best plans first, so later ones are passed over."""
-COMPILED = 3
-"""Plans per graph that are compiled at run time, at most, for the same reason."""
+"""Time for slow builds per graph."""
+COMPILED = 2
+"""Plans per graph that are compiled at run time, at most."""
+COMPILE_FLOPS = 10**10
+"""What a convolution must have to do before any are: they take seconds to build and save a tenth of its time."""
+TRIED = 10
+"""Plans per graph that are measured: heuristics list the best ones first."""
+FEW = 3
+"""So many plans of the heuristics are enough. Behind them cuDNN lists engines that do anything, some of them a thousand
+times slower than the best: they are looked at only where the others are fewer."""
+MODES = (HEURISTICS, FALLBACK) = ("A", "FALLBACK")
+"""Where cuDNN's lists of plans come from."""
 EPILOGUE = ("b", "mask")
 """Operands of what follows a convolution."""
-FUSED = "fused "
-"""Prefix of the names of plans whose epilogue is fused."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +66,15 @@ class Plans:
     """cuDNN plans on one stream."""
 
     def __init__(
-        self, stream: int, store: PlanStore, deterministic: bool = False, build_seconds: float = BUILD_SECONDS
-    ) -> None:
+        self, stream: int, store: PlanStore, deterministic: bool = False, build_seconds: float = BUILD_SECONDS,
+        tried: int = TRIED,
+    ) -> None:  # fmt: skip
         cudnn = load_cudnn()
 
         self._cudnn = cudnn
         self.store = store
         self.deterministic = deterministic
-        self.build_seconds = build_seconds
+        self.build_seconds, self.tried = build_seconds, tried
         self._handle = cudnn.create_handle()
         cudnn.set_stream(handle=self._handle, stream=stream)
         self._types = {"float32": cudnn.data_type.FLOAT, "bfloat16": cudnn.data_type.BFLOAT16}
@@ -93,61 +102,75 @@ class Plans:
             raise DeviceError(f"cuDNN {version} has no plan for {problem.key}: {self._refusal}")
         return known
 
-    def explore(self, problem: Problem) -> tuple[Algorithm, ...]:
-        """Build the plans that there are, once; slow ones only within `build_seconds`."""
+    def explore(self, problem: Problem, compiled: int | None = None) -> tuple[Algorithm, ...]:
+        """Build the promising plans. Of those that are compiled at run time, which takes seconds, the first `compiled`
+        of each fused graph, and only within `build_seconds`. Times that are known are kept."""
+        if compiled is None:
+            compiled = COMPILED if problem.flops >= COMPILE_FLOPS else 0
+        known = {a.name: a.ms for a in self.store.algorithms(problem.key)}
+        found: dict[str, Built] = {}
+        for variant in problem.variants:
+            if variant == "" and any(variant_of(name) == ROUNDED for name in found):
+                break  # engines that write dW in float32 from bf16 can take seconds for one launch
+            for deterministic in (True, False):  # the store keeps both kinds, whoever asks
+                plans = list(self._graph_plans(problem, variant, deterministic, (HEURISTICS,), compiled))
+                if len(plans) + len(found) < FEW:
+                    plans = list(self._graph_plans(problem, variant, deterministic, MODES, compiled))
+                for i, built in enumerate(plans):
+                    if i < self.tried or built.compiled:
+                        found.setdefault(built.algorithm.name, built)
+            # Where the epilogue is fused at no cost, the same convolution without it need not be compiled too.
+            compiled = 0 if found else compiled
+        if not found and compiled == 0:
+            return self.explore(problem, COMPILED)
         blobs: dict[str, bytes] = {}
-        found: dict[str, Algorithm] = {}
-        for built in self._candidates(problem):
-            name = built.algorithm.name
-            found.setdefault(name, built.algorithm)
+        for name, built in found.items():
             self._built.setdefault((problem.key, name), built)
             if built.build_seconds >= SLOW_BUILD:
                 with suppress(Exception):  # not every engine can be written down; it is built again then
                     blobs[name] = bytes(built.graph.serialize())
-        algorithms = tuple(found.values())
+        algorithms = tuple(replace(built.algorithm, ms=known.get(name)) for name, built in found.items())
         self.store.put(problem.key, algorithms, blobs)
-        return algorithms
+        return self.store.algorithms(problem.key)
 
-    def record(self, problem: Problem, times: Mapping[str, float]) -> None:
-        """Keep measured times (ms by plan name)."""
+    def record(self, problem: Problem, times: Mapping[str, float | None]) -> None:
+        """Keep measured times (ms by plan name; None: the plan does not run, and is forgotten)."""
         key = problem.key
-        known = self.store.algorithms(key)
+        known = [a for a in self.store.algorithms(key) if times.get(a.name, 0.0) is not None]
         blobs = {a.name: blob for a in known if (blob := self.store.blob(key, a.name))}
         self.store.put(key, tuple(replace(a, ms=times.get(a.name, a.ms)) for a in known), blobs)
 
-    def _candidates(self, problem: Problem, only: str | None = None) -> Iterator[Built]:
-        """Plans as they get built; of a plan that is known by name, none but that."""
-        for fused in (True, False) if problem.has_epilogue else (False,):
-            if only is None or fused == only.startswith(FUSED):
-                for deterministic in (True, False):  # the store keeps both kinds, whoever asks
-                    yield from self._graph_plans(problem, fused, deterministic, only)
-
-    def _graph_plans(self, problem: Problem, fused: bool, deterministic: bool, only: str | None) -> Iterator[Built]:
-        """The plans of one graph. Those that are deterministic and those that are not are disjoint by selection."""
+    def _graph_plans(
+        self, problem: Problem, variant: str, deterministic: bool, modes: tuple[str, ...] = MODES, compiled: int = 0,
+        only: str | None = None,
+    ) -> Iterator[Built]:  # fmt: skip
+        """The plans of one graph as they get built; of a plan that is known by name, none but that. Those that are
+        deterministic and those that are not are disjoint by selection."""
         try:
-            graph = self._graph(problem, fused, deterministic)
+            graph = self._graph(problem, variant, deterministic, modes)
             count = graph.get_execution_plan_count()
         except Exception as error:  # the frontend raises several types; all mean that this graph is not supported
-            self._refusal = str(error)
+            self._refusal = str(error).partition("\n")[0]
             return
-        slow, compiled = 0.0, 0
+        slow = 0.0
         for index in range(count):
-            name = (FUSED if fused else "") + graph.get_plan_name_at_index(index)
+            name = variant + graph.get_plan_name_at_index(index)
             compiles = self._compiles(graph, index)
-            if only is not None and name != only:
-                continue
-            if only is None and compiles and (compiled == COMPILED or slow > self.build_seconds):
+            wanted = name == only if only is not None else not compiles or (compiled > 0 and slow <= self.build_seconds)
+            if not wanted:
                 continue
             begin = time.perf_counter()
             try:
                 graph.build_plan_at_index(index)
             except Exception as error:  # deselected, or not possible on this card: the next one may be
-                self._refusal = str(error)
+                self._refusal = str(error).partition("\n")[0]
                 continue
             seconds = time.perf_counter() - begin
-            compiled += compiles
+            compiled -= compiles
             slow += seconds if seconds >= SLOW_BUILD else 0.0
             workspace = int(graph.get_workspace_size_plan_at_index(index))
+            if variant == ROUNDED:
+                workspace = round_up(workspace, 256) + problem.rounded_bytes
             yield Built(Algorithm(name, workspace, None, deterministic), graph, index, seconds, compiles)
 
     def _compiles(self, graph: Any, index: int) -> bool:
@@ -160,8 +183,8 @@ class Plans:
 
     # -- graphs --------------------------------------------------------------------------------------------------------
 
-    def _graph(self, problem: Problem, fused: bool, deterministic: bool) -> Any:
-        cudnn, arrays = self._cudnn, problem.arrays
+    def _graph(self, problem: Problem, variant: str, deterministic: bool, modes: tuple[str, ...]) -> Any:
+        cudnn, arrays, fused = self._cudnn, problem.arrays, variant == FUSED
         float32 = cudnn.data_type.FLOAT
         graph = cudnn.pygraph(
             io_data_type=self._types[problem.operands[0][1].dtype], intermediate_data_type=float32,
@@ -192,10 +215,11 @@ class Plans:
             output = graph.conv_wgrad(image=tensors["x"], loss=tensors["dy"], **window)
         target = problem.operands[-1][1]
         output.set_output(True).set_dim(list(target.shape)).set_stride(list(target.strides))
-        output.set_data_type(self._types[target.dtype]).set_uid(len(problem.operands))
+        output.set_data_type(self._types["bfloat16" if variant == ROUNDED else target.dtype])
+        output.set_uid(len(problem.operands))
         graph.validate()
         graph.build_operation_graph()
-        graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        graph.create_execution_plans([getattr(cudnn.heur_mode, mode) for mode in modes])
         note = cudnn.numerical_note
         if problem.precision == "fp32":  # the first plan for fp32 data would round its inputs to TF32
             graph.deselect_numeric_notes([note.TENSOR_CORE, note.DOWN_CONVERT_INPUTS, note.REDUCED_PRECISION_REDUCTION])
@@ -218,20 +242,29 @@ class Plans:
     def bind(self, problem: Problem, algorithm: str, workspace: int) -> Launcher:
         """The convolution alone (with its epilogue if the plan fuses it), on the problem's addresses."""
         built = self._find(problem, algorithm)
-        fused = algorithm.startswith(FUSED)
-        unused = () if fused else EPILOGUE
+        unused = () if variant_of(algorithm) == FUSED else EPILOGUE
         addresses = {uid: a.address for uid, (n, a) in enumerate(problem.operands, 1) if n not in unused}
+        if variant_of(algorithm) == ROUNDED:
+            addresses[len(problem.operands)] = self.rounded(problem, algorithm, workspace).address
         if built.index < 0:
             return partial(built.graph._execute, addresses, workspace, self._handle, None, None, None)
         execute = built.graph._execute_plan_at_index
         return partial(execute, addresses, workspace, built.index, self._handle, None, None, None)
+
+    def rounded(self, problem: Problem, algorithm: str, workspace: int) -> Array:
+        """Where in the workspace a ROUNDED plan leaves dW."""
+        place = workspace + self._find(problem, algorithm).algorithm.workspace - problem.rounded_bytes
+        return replace(problem.operands[-1][1], address=place, dtype="bfloat16")
 
     def _find(self, problem: Problem, algorithm: str) -> Built:
         key = (problem.key, algorithm)
         if key not in self._built:
             built = self._restore(problem, algorithm)
             if built is None:
-                built = next(self._candidates(problem, only=algorithm), None)
+                kinds = (deterministic for deterministic in (True, False))
+                variant = variant_of(algorithm)
+                found = (next(self._graph_plans(problem, variant, d, only=algorithm), None) for d in kinds)
+                built = next(filter(None, found), None)
             if built is None:
                 raise DeviceError(f"cuDNN has no plan {algorithm!r} for {problem.key}; profile this card again")
             self._built[key] = built
@@ -271,12 +304,12 @@ def problem(
     return Problem(function, operands, stride, padding, dilation, groups, relu, precision)
 
 
-def _bind(on: Context, p: Problem, algorithm: str, workspace: int) -> tuple[Launcher, bool]:
-    """The convolution, and whether its epilogue is still to do."""
+def _bind(on: Context, p: Problem, algorithm: str, workspace: int) -> tuple[Launcher, str]:
+    """The convolution, and the name of its plan: what is still to do goes by that."""
     assert on.plans is not None
     if algorithm == "default":
         algorithm = on.plans.algorithms(p)[0].name
-    return on.plans.bind(p, algorithm, workspace), p.has_epilogue and not algorithm.startswith(FUSED)
+    return on.plans.bind(p, algorithm, workspace), algorithm
 
 
 def conv2d_forward(
@@ -288,8 +321,8 @@ def conv2d_forward(
         "conv2d_forward", on.precision, {"x": x, "w": w, "b": b, "y": y},
         stride=stride, padding=padding, dilation=dilation, groups=groups, relu=relu,
     )  # fmt: skip
-    launch, more = _bind(on, p, algorithm, workspace)
-    if not more:
+    launch, name = _bind(on, p, algorithm, workspace)
+    if variant_of(name) == FUSED or not p.has_epilogue:
         return launch
     if b is None:
         return sequence(launch, map_ops.relu_backward(on, y=y, dy=y, dx=y))
@@ -305,8 +338,8 @@ def conv2d_backward_data(
         "conv2d_backward_data", on.precision, {"dy": dy, "w": w, "mask": mask, "dx": dx},
         stride=stride, padding=padding, dilation=dilation, groups=groups,
     )  # fmt: skip
-    launch, more = _bind(on, p, algorithm, workspace)
-    if not more or mask is None:
+    launch, name = _bind(on, p, algorithm, workspace)
+    if variant_of(name) == FUSED or mask is None:
         return launch
     return sequence(launch, map_ops.relu_backward(on, y=mask, dy=dx, dx=dx))
 
@@ -320,4 +353,8 @@ def conv2d_backward_filter(
         "conv2d_backward_filter", on.precision, {"x": x, "dy": dy, "dw": dw},
         stride=stride, padding=padding, dilation=dilation, groups=groups,
     )  # fmt: skip
-    return _bind(on, p, algorithm, workspace)[0]
+    launch, name = _bind(on, p, algorithm, workspace)
+    if variant_of(name) != ROUNDED:
+        return launch
+    assert on.plans is not None
+    return sequence(launch, map_ops.cast(on, x=on.plans.rounded(p, name, workspace), y=dw))

@@ -6,15 +6,24 @@ import base64
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from minidnn.ops.array import Array
-from minidnn.profile.profile import Algorithm
+from minidnn.profile.profile import Algorithm, Link, Profile
+from minidnn.units import round_up
 
 Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]
+FUSED, ROUNDED = "fused ", "rounded "
+"""How the names of plans begin whose epilogue is fused, and of those that leave dW in bf16, for a cast to follow."""
+
+
+def variant_of(name: str) -> str:
+    """What a plan's name begins with: FUSED, ROUNDED, or nothing."""
+    return next((variant for variant in (FUSED, ROUNDED) if name.startswith(variant)), "")
 
 
 @dataclass(frozen=True)
@@ -48,9 +57,31 @@ class Problem:
         names = self.arrays
         return self.relu or "b" in names or "mask" in names
 
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The kinds of plan to look for, the best first. With bf16 operands cuDNN has no good engine that writes dW in
+        float32, for some shapes none at all."""
+        if self.has_epilogue:
+            return FUSED, ""
+        operands, output = self.operands[:-1], self.operands[-1][1]
+        return (ROUNDED, "") if operands[0][1].dtype != output.dtype else ("",)
+
+    @property
+    def rounded_bytes(self) -> int:
+        """What a ROUNDED plan needs beside cuDNN's workspace: dW in bf16."""
+        return round_up(2 * self.operands[-1][1].size, 256)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations."""
+        arrays = self.arrays
+        (n, _, p, q), w = (arrays.get("y") or arrays["dy"]).shape4, arrays.get("w") or arrays["dw"]
+        return 2 * n * p * q * w.size
+
 
 class PlanStore:
-    """What is known about plans, on disk: per problem the algorithms, and the compiled form of slow ones.
+    """What was measured on a card, on disk: per convolution the plans and the compiled form of slow ones (`entries`),
+    the ms of other ops by their profile key (`times`), of a launch on the host, and the link.
 
     One file per card and library version; a damaged file counts as empty.
     """
@@ -58,12 +89,28 @@ class PlanStore:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.entries: dict[str, list[dict[str, Any]]] = {}
+        self.times: dict[str, float] = {}
+        self.launch_ms = Profile("").launch_ms
+        self.link: Link | None = None
         self.changed = False
         if path is not None and path.exists():
-            try:
-                self.entries = dict(json.loads(path.read_text()))
-            except (OSError, ValueError, TypeError):
-                self.entries = {}
+            with suppress(OSError, ValueError, TypeError, KeyError):
+                text = json.loads(path.read_text())
+                link = Link(**text["link"]) if text["link"] else None
+                times = {str(key): float(ms) for key, ms in text["times"].items()}
+                self.launch_ms, self.link, self.times = float(text["launch_ms"]), link, times
+                self.entries = dict(text["plans"])
+
+    def add_times(self, times: Mapping[str, float], launch_ms: float) -> None:
+        """Keep the ms of ops by their profile keys, and of a launch."""
+        self.times |= times
+        self.launch_ms = launch_ms
+        self.changed = True
+
+    def add_link(self, link: Link) -> None:
+        """Keep the link's rates."""
+        self.link = link
+        self.changed = True
 
     def algorithms(self, key: str) -> tuple[Algorithm, ...]:
         """What was found for a problem, fastest first; empty: it was never looked at."""
@@ -93,6 +140,8 @@ class PlanStore:
         if self.path is not None and self.changed:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             part = self.path.with_suffix(f".{os.getpid()}.tmp")
-            part.write_text(json.dumps(self.entries))
+            link = asdict(self.link) if self.link else None
+            text = {"launch_ms": self.launch_ms, "link": link, "times": self.times, "plans": self.entries}
+            part.write_text(json.dumps(text))
             part.replace(self.path)
             self.changed = False

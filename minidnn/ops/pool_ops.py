@@ -46,7 +46,9 @@ def _window(kernel: Pair, stride: Pair, dilation: Pair) -> str:
     return ""
 
 
-def _pairs(x: Array, y: Array, index: Array, kernel: Pair, stride: Pair, padding: Padding, dilation: Pair) -> int:
+def _pairs(
+    x: Array, y: Array, index: Array, kernel: Pair, stride: Pair, padding: Padding, dilation: Pair, widest: int = 4
+) -> int:
     """How many neighbouring 2 x 2 windows one thread can take in NCHW memory; 0: the shape does not allow it."""
     _, _, h, w = x.shape4
     _, _, p, q = y.shape4
@@ -56,7 +58,7 @@ def _pairs(x: Array, y: Array, index: Array, kernel: Pair, stride: Pair, padding
         return 0
     for width in (4, 2, 1):
         aligned = x.aligned(2 * width) and y.aligned(width) and index.aligned(width)
-        if q % width == 0 and w % (2 * width) == 0 and aligned:
+        if width <= widest and q % width == 0 and w % (2 * width) == 0 and aligned:
             return width
     return 0
 
@@ -113,7 +115,8 @@ def max_pool2d_backward(
         )  # fmt: skip
     layout = common_layout("max_pool2d_backward", dy, dx, index)
     if layout == "nchw" and (h, w) == (2 * p, 2 * q):
-        pairs = _pairs(dx, dy, index, kernel, stride, padding, dilation)
+        # A thread's rows of 2 V values are one access each: neighbours' stores then fill whole sectors.
+        pairs = _pairs(dx, dy, index, kernel, stride, padding, dilation, 8 // dy.itemsize)
         if pairs:
             return on.bind(
                 "pooling", f"max_pool_backward_pairs_{suffix(dy.code, pairs)}",
@@ -124,8 +127,8 @@ def max_pool2d_backward(
     window = _window(kernel, stride, dilation) if layout == "nchw" or width > 1 else ""
     name = f"max_pool_backward_{layout}_{suffix(dy.code, width)}{window}"
     split, count = _split(layout, width, c, h, w)
-    if layout == "nhwc" and window:  # a thread takes the 2 x 2 pixels that begin with its window's first one
-        name = f"max_pool_backward_tile_{suffix(dy.code, width)}{window}"
+    if window:  # a thread takes the 2 x 2 pixels that begin with its window's first one
+        name = f"max_pool_backward_tile_{layout}_{suffix(dy.code, width)}{window}"
         split, count = _split(layout, width, c, (h + padding[0][0] + 1) // 2, (w + padding[1][0] + 1) // 2)
     return on.bind(
         "pooling", name, image_grid(count, n), BLOCK,

@@ -19,10 +19,11 @@ from minidnn.ops.array import Array
 from minidnn.ops.kernels import Launcher
 from minidnn.ops.numpy_ops import OPS
 from minidnn.ops.plans import PlanStore, Problem
-from minidnn.profile.profile import Algorithm
+from minidnn.profile.profile import Algorithm, Link
 from tests.cuda.support import POISON, EmulatedKernels
 
 TOTAL = 2**30
+LINK = Link(5e10, 5e10)
 
 
 class RuntimeLibrary:
@@ -136,7 +137,12 @@ class HostPlans:
             self.store.put(problem.key, known, {})
         return known
 
+    def explore(self, problem: Problem, compiled: int = 0) -> tuple[Algorithm, ...]:
+        return self.algorithms(problem)
+
     def record(self, problem: Problem, times: dict[str, float]) -> None:
+        if not times:
+            return
         timed = tuple(Algorithm(n, 4096 * n.startswith("fused"), ms) for n, ms in times.items())
         self.store.put(problem.key, timed, {})
 
@@ -188,7 +194,11 @@ def fake_cuda(**options: Any) -> Iterator[tuple[CudaDevice, RuntimeLibrary]]:
         "open_libraries": lambda index: (runtime, Frontend), "Kernels": EmulatedKernels, "Plans": HostPlans,
         "Blas": HostBlas, "PlanStore": lambda path: PlanStore(None),
     }  # fmt: skip
-    with patch.multiple("minidnn.device.cuda", **replaced):
+    measured: dict[str, Any] = {
+        "op_times": lambda device, work, scratch: (dict.fromkeys(work, 1.0), 0.01), "link_rates": lambda device: LINK
+    }  # fmt: skip
+    parts = patch.multiple("minidnn.device.cuda", **replaced), patch.multiple("minidnn.device.cuda_profile", **measured)
+    with parts[0], parts[1]:
         device = CudaDevice(**options)
         try:
             yield device, runtime

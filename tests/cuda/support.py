@@ -162,7 +162,7 @@ class Cuda:
             from minidnn.ops.blas import Blas
             from minidnn.ops.cudnn_ops import Plans
 
-            plans = Plans(0, PlanStore(None), build_seconds=0.5)
+            plans = Plans(0, PlanStore(None), tried=1000)
             self.context = replace(self.context, blas=Blas(0, place), plans=plans)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from minidnn import Trainer, nn, optim
 from minidnn.device.cuda import CudaDevice
 from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError, DeviceError, OutOfDeviceMemory
-from tests.cuda.fake import TOTAL, RuntimeLibrary, fake_cuda
+from tests.cuda.fake import LINK, TOTAL, RuntimeLibrary, fake_cuda
 from tests.cuda.support import why_no_cuda, why_no_emulator
 
 BOTH = pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.cuda)], ids=["fake", "cuda"])
@@ -176,9 +176,10 @@ def test_measured_times_order_the_plans() -> None:
     times = iter([3.0, 1.0] * 20)
     with fake_cuda() as (device, runtime), patch.object(device, "milliseconds", lambda *arguments: next(times)):
         profile = device.profile(graph)
-        assert profile.entries
-        for algorithms in profile.entries.values():
-            assert [(a.name, a.ms) for a in algorithms] == [("host", 1.0), ("fused host", 3.0)]
+        for op in graph.ops:
+            ways = [(a.name, a.ms) for a in profile.algorithms(graph, op)]
+            assert ways == ([("host", 1.0), ("fused host", 3.0)] if "conv2d" in op.function else [("default", 1.0)])
+        assert (profile.link, profile.target, profile.measured) == (LINK, target, True)
         assert device.profile(graph) == profile  # known now: nothing is measured again
         assert runtime.memory == {}
 

@@ -54,7 +54,7 @@ def layer(case: str, precision: str) -> tuple[dict[str, np.ndarray], dict[str, A
 
 def every_plan(
     cuda: Cuda, function: str, inputs: dict[str, np.ndarray], output: str, shape: tuple[int, ...], dtype: str,
-    layout: str, precision: str, **attributes: Any,
+    layout: str, precision: str, compiled: int, **attributes: Any,
 ) -> None:  # fmt: skip
     """Run the op with each plan and compare with the host."""
     host = {name: np.array(value) for name, value in inputs.items()}
@@ -67,7 +67,8 @@ def every_plan(
     arrays: dict[str, Any] = {**device, output: result}
     problem = cudnn_ops.problem(function, precision, arrays, **window, relu=attributes.get("relu", False))
     assert cuda.context.plans is not None
-    plans = cuda.context.plans.algorithms(problem)
+    plans = cuda.context.plans.explore(problem, compiled)
+    assert plans
     assert len({p.name for p in plans}) == len(plans)
     for plan in plans:
         result = cuda.empty(shape, dtype, layout)
@@ -85,17 +86,14 @@ def every_plan(
 def test_every_plan_of_a_convolution_is_the_hosts(cuda: Cuda, case: str, layout: str, precision: str) -> None:
     a, window, y_shape = layer(case, precision)
     dtype = "bfloat16" if precision == "bf16" else "float32"
+    how: Any = (dtype, layout, precision, int(case == "3x3"))  # compiling plans takes seconds: one case has to do
     forward = {name: a[name] for name in ("x", "w", "b")}
-    every_plan(cuda, "conv2d_forward", forward, "y", y_shape, dtype, layout, precision, **window, relu=True)
-    every_plan(
-        cuda, "conv2d_forward", {"x": a["x"], "w": a["w"]}, "y", y_shape, dtype, layout, precision, **window, relu=False
-    )
+    every_plan(cuda, "conv2d_forward", forward, "y", y_shape, *how, **window, relu=True)
+    every_plan(cuda, "conv2d_forward", {"x": a["x"], "w": a["w"]}, "y", y_shape, *how, **window, relu=False)
     data = {name: a[name] for name in ("dy", "w", "mask")}
-    every_plan(cuda, "conv2d_backward_data", data, "dx", a["x"].shape, dtype, layout, precision, **window)
-    every_plan(
-        cuda, "conv2d_backward_filter", {"x": a["x"], "dy": a["dy"]}, "dw", a["w"].shape, "float32", layout, precision,
-        **window,
-    )  # fmt: skip
+    every_plan(cuda, "conv2d_backward_data", data, "dx", a["x"].shape, *how, **window)
+    filters = {"x": a["x"], "dy": a["dy"]}
+    every_plan(cuda, "conv2d_backward_filter", filters, "dw", a["w"].shape, "float32", *how[1:], **window)
 
 
 def test_an_unknown_plan_is_refused_by_name(cuda: Cuda) -> None:
@@ -161,7 +159,7 @@ def test_plans_come_back_from_the_store(cuda: Cuda) -> None:
     problem = cudnn_ops.problem("conv2d_forward", "tf32", arrays, **window)
     first = cuda.context.plans
     assert first is not None
-    known = first.explore(problem)
+    known = first.explore(problem, 1)
     second = cudnn_ops.Plans(0, PlanStore(None))
     second.store.entries = first.store.entries
     assert second.algorithms(problem) == known
