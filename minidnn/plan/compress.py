@@ -21,8 +21,8 @@ TYPICAL = 0.5
 """Density assumed of a tensor whose own is not known."""
 WORTH = 1e9
 """Bytes that a second of one core must save: with the measured rates, tensors of a density up to about 0.75 do."""
-ENTRY = 1.5
-"""How many times that much a tensor must promise which is not compressed yet, so that none goes to and fro."""
+MARGIN = 0.05
+"""By how much a tensor that is not compressed yet must be less dense than that, so that none goes to and fro."""
 
 
 def word_bytes(item_bytes: int) -> int:
@@ -55,8 +55,8 @@ def compressed(
     known = density or {}
     chosen = []
     for name in names[: max(len(names) - plan.slots, 0)]:
-        needed = WORTH * (1.0 if before is None or name in before else ENTRY)
-        if saved_per_second(graph, name, known.get(name, TYPICAL)) >= needed:
+        share = known.get(name, TYPICAL) + (0.0 if before is None or name in before else MARGIN)
+        if saved_per_second(graph, name, share) >= WORTH:
             chosen.append(name)
     return tuple(chosen)
 
