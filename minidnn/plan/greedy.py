@@ -26,14 +26,15 @@ def greedy(request: Request) -> Proposals:
 def greedy_options(outline: Outline, request: Request, pool: int) -> Iterator[Option]:
     """Per choice of algorithms the smallest set that fits; also with the fastest algorithms in the room it leaves."""
     for algorithms in algorithm_choices(outline, request, LEVELS):
-        offload = first_activations(outline, algorithms, pool)
+        offload = smallest_prefix(outline, outline.worthwhile, algorithms, pool)
         if offload is not None:
             yield from with_room(outline, request, pool, offload, algorithms)
 
 
-def first_activations(outline: Outline, algorithms: Sequence[Algorithm], pool: int) -> tuple[Movable, ...] | None:
-    """The smallest k for which the pool holds everything but the first k; None where all of them are too few."""
-    order = outline.worthwhile
+def smallest_prefix(
+    outline: Outline, order: Sequence[Movable], algorithms: Sequence[Algorithm], pool: int
+) -> Sequence[Movable] | None:
+    """The first k tensors, for the smallest k with which the pool holds the rest; None where all are too few."""
     low, high = 0, len(order)
     if outline.peak(algorithms, outline.without(order)) > pool:
         return None

@@ -22,22 +22,21 @@ from minidnn.units import round_up
 
 ROUNDS = 2
 """The clock is run so often: each time the moments of the run before say which copies are done."""
-TRIES = 2
-"""Plans that are lowered, placed and simulated for one pool, best expectation first."""
+ENDLESS = 1 << 62
 NEAR = 1.0005
 """A plan within that of the time of all ops is not improved."""
-SHARES = (1.0, 0.97, 0.93, 0.88, 0.8)
-"""Shares of the pool that sets are chosen for."""
+SHARES = ((1.0, 2), (0.95, 1), (0.88, 1))
+"""Shares of the pool that sets are chosen for, and how many plans of each are lowered, placed and simulated."""
 
 Option = tuple[Sequence[Movable], Sequence[Algorithm]]
 
 
 def arrange(
-    outline: Outline, offload: Iterable[Movable], algorithms: Sequence[Algorithm], pool: int, lead: int | None = None
+    outline: Outline, offload: Iterable[Movable], algorithms: Sequence[Algorithm], pool: int
 ) -> Arrangement | None:
     """The best moments found for an offload set in a pool of so many bytes; None where it cannot fit.
 
-    What need not leave after all stays. `lead`: copies in begin that many layers ahead at most.
+    What need not leave after all stays.
     """
     best: Arrangement | None = None
     starts: list[float] | None = None
@@ -48,11 +47,24 @@ def arrange(
         moments = _Moments(outline, chosen, algorithms, pool)
         moments.place_frees(starts)
         chosen = moments.offload
-        moments.place_fetches(lead)
+        moments.place_fetches(None)
         ms, starts = moments.run()
         if best is None or ms < best.ms:
             best = Arrangement(outline, tuple(chosen), tuple(algorithms), moments.until, moments.fetch, ms)
     return best
+
+
+def flow(
+    outline: Outline, offload: Iterable[Movable], algorithms: Sequence[Algorithm], lead: int
+) -> tuple[int, Arrangement]:
+    """Moments where nothing waits for memory: bytes are free when a copy-out is done, and are taken `lead` layers
+    before they are needed. Returns the peak of the pool too."""
+    moments = _Moments(outline, sorted(offload, key=lambda m: (m.made, m.left)), algorithms, ENDLESS)
+    moments.place_frees(None)
+    moments.place_fetches(lead)
+    ms, _ = moments.run()
+    found = Arrangement(outline, tuple(moments.offload), tuple(algorithms), moments.until, moments.fetch, ms)
+    return max(moments.occupied), found
 
 
 class _Moments:
@@ -158,7 +170,10 @@ def tightest(outline: Outline) -> Arrangement:
     return Arrangement(outline, outline.movable, outline.smallest, until, fetch, inf)
 
 
-def search(outline: Outline, request: Request, options: Callable[[int], Iterable[Option]]) -> Proposals:
+def search(
+    outline: Outline, request: Request, options: Callable[[int], Iterable[Option]],
+    shares: Sequence[tuple[float, int]] = SHARES,
+) -> Proposals:  # fmt: skip
     """Propose the plans of `options(pool)`, best expectation first, while one may be better than the best found.
 
     What a placement costs shows when it is made: options for a pool that is smaller by some share, which take more
@@ -170,33 +185,31 @@ def search(outline: Outline, request: Request, options: Callable[[int], Iterable
         return
     best = inf
     seen: set[tuple[object, ...]] = set()
-    for share in SHARES:
+    for share, tries in shares:
         if best <= outline.floor_ms * NEAR:
             break
-        best = min(best, (yield from _try(outline, request, options(int(request.pool * share)), share, best, seen)))
+        pool = int(request.pool * share)
+        best = yield from _try(arranged(outline, options(pool), pool), request, tries, best, seen)
     for offload in (outline.worthwhile, outline.movable):
         if best == inf:
             room = outline.within(request.pool, outline.without(offload))
             choices = [(offload, outline.smallest if request.mode.rule == "m" else room), (offload, outline.smallest)]
-            best = yield from _try(outline, request, choices, 1.0, best, seen)
+            best = yield from _try(arranged(outline, choices, request.pool), request, len(choices), best, seen)
     if best == inf:
         yield tightest(outline).plan(request)
 
 
 def _try(
-    outline: Outline, request: Request, options: Iterable[Option], share: float, best: float,
-    seen: set[tuple[object, ...]],
-) -> Generator[Plan, Outcome | None, float]:  # fmt: skip
-    """Propose those of the options that promise more than `best`; returns the best ms, `best` included."""
-    assert request.pool is not None
-    tried = 0
-    for arrangement in arranged(outline, options, int(request.pool * share)):
-        if arrangement.ms >= best or tried >= TRIES:
+    found: Sequence[Arrangement], request: Request, tries: int, best: float, seen: set[tuple[object, ...]]
+) -> Generator[Plan, Outcome | None, float]:
+    """Propose those that promise more than `best`, so many that fit; returns the best ms, `best` included."""
+    for arrangement in found:
+        if arrangement.ms >= best or not tries:
             break
         if arrangement.identity not in seen:
             seen.add(arrangement.identity)
             ms = yield from settle(arrangement, request)
-            tried += ms < inf
+            tries -= ms < inf
             best = min(best, ms)
     return best
 

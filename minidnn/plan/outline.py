@@ -7,13 +7,15 @@ holds for any graph and not only for the paper's chain.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import inf
 
 from minidnn.graph.graph import Graph
 from minidnn.graph.tensor import Role
 from minidnn.memory.trace import GRANULARITY
+from minidnn.plan.chain import Chain
 from minidnn.plan.mode import Request
 from minidnn.plan.plan import Plan, stages_by_op
 from minidnn.profile.profile import Algorithm, Link, Profile
@@ -173,6 +175,35 @@ def need(m: Movable) -> tuple[int, int]:
 def outline_of(request: Request) -> Outline:
     """The outline of what a policy was asked for."""
     return Outline.of(request.graph, request.profile)
+
+
+def layers_of(
+    outline: Outline, algorithms: Sequence[Algorithm], pool: int
+) -> tuple[Chain, tuple[tuple[Movable, ...], ...]]:  # fmt: skip
+    """The graph as the paper's chain in a pool of so many bytes, and the tensors that make up each x_i, i = 0..L.
+
+    x_{i+1} is what layer i makes and backward reads again after a while, and what else an op of its needs is in ex_f
+    and ex_b, gradients included (so y is zero). The link takes as long both ways together as the two rates do.
+    """
+    count = len(outline.graph.layers)
+    groups: list[list[Movable]] = [[] for _ in range(count + 1)]
+    for m in outline.worthwhile:
+        groups[0 if m.made < 0 else outline.graph.ops[m.made].layer + 1].append(m)
+    x = [float(sum(m.nbytes for m in group)) for group in groups]
+    held = list(accumulate(x))
+    u_f, u_b, ex_f, ex_b = [0.0] * count, [0.0] * count, [-inf] * count, [-inf] * count
+    for op, a, nbytes in zip(outline.graph.ops, algorithms, outline.resident, strict=True):
+        u, ex = (u_f, ex_f) if op.forward else (u_b, ex_b)
+        u[op.layer] += a.ms or 0.0
+        need = nbytes + round_up(a.workspace, outline.granularity) - held[op.layer + 1]
+        ex[op.layer] = max(ex[op.layer], need)
+    rate = 2e-3 / (1 / outline.link.d2h + 1 / outline.link.h2d)
+    none = -float(sum(x))  # a layer without ops in a phase needs nothing there
+    chain = Chain(
+        tuple(x), (0.0,) * (count + 1), tuple(u_f), tuple(u_b), tuple(max(e, none) for e in ex_f),
+        tuple(max(e, none) for e in ex_b), rate, float(pool),
+    )  # fmt: skip
+    return chain, tuple(tuple(group) for group in groups[:-1])
 
 
 def lifetime(graph: Graph, name: str) -> tuple[int, int]:

@@ -7,10 +7,14 @@ import re
 from collections.abc import Mapping
 
 from minidnn.errors import ArgumentError
+from minidnn.plan.autoswap import autoswap
 from minidnn.plan.dynamic import vdnn_family
+from minidnn.plan.dynprog import dynprog
 from minidnn.plan.greedy import greedy
 from minidnn.plan.keep_all import base, keep
 from minidnn.plan.mode import Mode, Policy
+from minidnn.plan.tflms import tflms
+from minidnn.plan.thresholds import thresholds
 
 _GRAMMAR = re.compile(r"(?P<family>[a-z][a-z0-9+-]*)(:(?P<set>[^()]+))?(\((?P<rule>[pmg])\))?")
 
@@ -20,11 +24,15 @@ POLICIES: Mapping[str, Policy] = {
     "vdnn": vdnn_family("both"),
     "vdnn++": vdnn_family("compute"),
     "greedy": greedy,
+    "dynprog": dynprog,
+    "vdnn-threshold": thresholds,
+    "autoswap": autoswap,
+    "tflms": tflms,
 }
 """Name of a mode's family -> its policy. A new memory mode is one file and one line here."""
 FIXED_SETS = frozenset({"vdnn", "vdnn++"})
 """Families that take an offload set."""
-PLANNERS = frozenset({"greedy"})
+PLANNERS = frozenset({"greedy", "dynprog", "vdnn-threshold", "autoswap", "tflms"})
 """Policies that plan for a budget, by predicted times. Their rule is `g` unless one is typed."""
 
 

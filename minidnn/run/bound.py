@@ -7,7 +7,7 @@ algorithms) and with what follows from the order of events. `paper_bound` is Pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from minidnn.graph.graph import Graph
@@ -24,8 +24,9 @@ LEVELS = 32
 class Bound:
     """No schedule is faster, whatever it offloads. Times in ms.
 
-    `compute_ms` sums each op's fastest algorithm; `offload_ms` and `prefetch_ms` are the copies of the bytes that
-    cannot stay: the peak at the smallest workspaces less the budget. One lane for all copies adds them, two overlap.
+    `compute_ms` sums each op's fastest algorithm (of those whose workspace can be had); `offload_ms` and `prefetch_ms`
+    are the copies of the bytes that cannot stay: the peak at the smallest workspaces less the budget. One lane for all
+    copies adds them, two overlap. `load_ms`: an iteration begins with its batch coming in, before any op.
 
     `phases_ms` is what order and workspaces add. What is away while an op runs has left before and comes back after it,
     so the ops before it overlap that copy-out alone and those after it the copy-in. And any choice of algorithms has
@@ -37,28 +38,42 @@ class Bound:
     offload_ms: float
     prefetch_ms: float
     phases_ms: float = 0.0
+    load_ms: float = 0.0
 
     def ms(self, lanes: int) -> float:
         """The bound for schedules with one copy lane or two."""
         copies = self.offload_ms + self.prefetch_ms if lanes == 1 else max(self.offload_ms, self.prefetch_ms)
-        return max(self.compute_ms, copies, self.phases_ms)
+        return self.load_ms + max(self.compute_ms, copies, self.phases_ms)
 
 
 def iteration_bound(graph: Graph, profile: Profile, budget: int | None) -> Bound:
     """The bound for a graph, a profile with times, and a budget in bytes of the arena (None: unlimited)."""
+    loaded = sum(t.nbytes for t in graph.tensors.values() if t.role is Role.INPUT)
     if budget is None or profile.link is None:
         ways = (profile.algorithms(graph, op) for op in graph.ops)
-        return Bound(sum(min(a.ms or 0.0 for a in way) for way in ways), 0.0, 0.0)
+        load = loaded / profile.link.h2d * 1e3 if profile.link else 0.0
+        return Bound(sum(min(a.ms or 0.0 for a in way) for way in ways), 0.0, 0.0, load_ms=load)
     outline = Outline.of(graph, profile, 1)  # no rounding: what crosses the link is not rounded either
     pool = budget - persistent_region(graph, Plan("", (), scratch=profile.scratch_bytes))[1]
+    outline = _possible(outline, pool)
     away = [max(0, n + a.workspace - pool) for n, a in zip(outline.resident, outline.smallest, strict=True)]
-    copies = _Copies(profile.link, sum(t.nbytes for t in graph.tensors.values() if t.role is Role.INPUT))
+    copies = _Copies(profile.link, loaded)
     levels = outline.levels(LEVELS)
     # A peak between two levels has the algorithms of the upper one at best, and the excess of the lower one at least.
     pairs = zip([levels[0], *levels[:-1]], levels, strict=True)
     phases = min(_phases_ms([a.ms or 0.0 for a in outline.within(top)], away, low - pool, copies) for low, top in pairs)
     most = max(away)
-    return Bound(sum(a.ms or 0.0 for a in outline.fastest), copies.out_ms(most), copies.in_ms(most), phases)
+    compute = sum(a.ms or 0.0 for a in outline.fastest)
+    return Bound(compute, copies.out_ms(most), copies.in_ms(most), phases, copies.in_ms(loaded))
+
+
+def _possible(outline: Outline, pool: int) -> Outline:
+    """Without the algorithms whose workspace does not fit beside what no offloading takes away from their op."""
+    ways = []
+    for found, nbytes in zip(outline.ways, outline.without(outline.movable), strict=True):
+        least = min(a.workspace for a in found)
+        ways.append(tuple(a for a in found if a.workspace <= max(least, pool - nbytes)))
+    return replace(outline, ways=tuple(ways))
 
 
 @dataclass(frozen=True, slots=True)

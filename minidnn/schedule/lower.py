@@ -220,7 +220,7 @@ class Walk:
 
     @cached_property
     def _intermediates(self) -> tuple[str, ...]:
-        return tuple(n for n in self.graph.tensors if n not in {b.tensor for b in self.persistent})
+        return tuple(n for n in self.graph.tensors if n not in self._persistent)
 
     @cached_property
     def _external(self) -> tuple[str, ...]:
