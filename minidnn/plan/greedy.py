@@ -23,9 +23,9 @@ def greedy(request: Request) -> Proposals:
     yield from search(outline, request, lambda pool: greedy_options(outline, request, pool))
 
 
-def greedy_options(outline: Outline, request: Request, pool: int) -> Iterator[Option]:
+def greedy_options(outline: Outline, request: Request, pool: int, levels: int = LEVELS) -> Iterator[Option]:
     """Per choice of algorithms the smallest set that fits; also with the fastest algorithms in the room it leaves."""
-    for algorithms in algorithm_choices(outline, request, LEVELS):
+    for algorithms in algorithm_choices(outline, request, levels):
         offload = smallest_prefix(outline, outline.worthwhile, algorithms, pool)
         if offload is not None:
             yield from with_room(outline, request, pool, offload, algorithms)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from minidnn.errors import ArgumentError
 from minidnn.plan.autoswap import autoswap
+from minidnn.plan.best import best
 from minidnn.plan.dynamic import vdnn_family
 from minidnn.plan.dynprog import dynprog
 from minidnn.plan.greedy import greedy
@@ -28,11 +29,12 @@ POLICIES: Mapping[str, Policy] = {
     "vdnn-threshold": thresholds,
     "autoswap": autoswap,
     "tflms": tflms,
+    "best": best,
 }
 """Name of a mode's family -> its policy. A new memory mode is one file and one line here."""
 FIXED_SETS = frozenset({"vdnn", "vdnn++"})
 """Families that take an offload set."""
-PLANNERS = frozenset({"greedy", "dynprog", "vdnn-threshold", "autoswap", "tflms"})
+PLANNERS = frozenset({"greedy", "dynprog", "vdnn-threshold", "autoswap", "tflms", "best"})
 """Policies that plan for a budget, by predicted times. Their rule is `g` unless one is typed."""
 
 
