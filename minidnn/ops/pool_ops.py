@@ -25,7 +25,7 @@ class Pool(ctypes.Structure):
 
 
 class Average(ctypes.Structure):
-    """Geometry of average pooling, as in pooling.cu."""
+    """Geometry of average pooling, as in average.cu."""
 
     _fields_ = (
         *((name, c_int32) for name in (*_SIZES, "end_h", "end_w", "adaptive", "include_pad")),
@@ -155,13 +155,13 @@ def _avg_forward(on: Context, x: Array, y: Array, geometry: Average) -> Launcher
     layout = common_layout("average pooling", x, y)
     if layout == "nchw" and (x.shape4[2] * x.shape4[3]) >= 16 * p * q:  # large windows: a warp each
         return on.bind(
-            "pooling", f"avg_pool_forward_warp_{x.code}", image_grid(c * p * q, n, THREADS // 32), BLOCK,
+            "average", f"avg_pool_forward_warp_{x.code}", image_grid(c * p * q, n, THREADS // 32), BLOCK,
             x, y, n, geometry, Split(q, p), u32(c * p * q), Strides(x), Strides(y),
         )  # fmt: skip
     width = vector(c, x, y) if layout == "nhwc" else 1
     split, count = _split(layout, width, c, p, q)
     return on.bind(
-        "pooling", f"avg_pool_forward_{layout}_{suffix(x.code, width)}", image_grid(count, n), BLOCK,
+        "average", f"avg_pool_forward_{layout}_{suffix(x.code, width)}", image_grid(count, n), BLOCK,
         x, y, n, geometry, split, u32(count), Strides(x), Strides(y),
     )  # fmt: skip
 
@@ -172,7 +172,7 @@ def _avg_backward(on: Context, dy: Array, mask: Array | None, dx: Array, geometr
     width = vector(c, dx, dy, mask) if layout == "nhwc" else 1
     split, count = _split(layout, width, c, h, w)
     return on.bind(
-        "pooling", f"avg_pool_backward_{layout}_{suffix(dy.code, width)}", image_grid(count, n), BLOCK,
+        "average", f"avg_pool_backward_{layout}_{suffix(dy.code, width)}", image_grid(count, n), BLOCK,
         dy, mask, dx, n, geometry, split, u32(count), Strides(dx), Strides(dy),
     )  # fmt: skip
 
