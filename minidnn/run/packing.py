@@ -36,7 +36,7 @@ class _Packing:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.begun = self.cancelled = False
+        self.begun = self.cancelled = self.decided = False
         self.parts: dict[int, PackedPart] = {}
         self.issued = self.unpacked = 0  # parts
         self.raw_bytes = self.packed_bytes = self.values = 0
@@ -105,11 +105,13 @@ class Packer:
     def decompress(self, action: Decompress, in_place: bool, waits: tuple[Event, ...]) -> Event | None:
         """Issue a part's unpacking behind all of `waits`; None where that is cancelled."""
         packing = self._packings[action.host.name]
-        if in_place and packing.cancel():
-            self.cancelled += action.part == 0
+        cancelled = in_place and packing.cancel()
+        if not packing.decided:
+            packing.decided = True
+            self.cancelled += cancelled
+            self.done += not cancelled
+        if cancelled:
             return None
-        if action.part == 0:
-            self.done += 1
         for event in waits[:-1]:
             self.device.after(action.lane, event, _nothing)
         return self.device.after(action.lane, waits[-1], partial(self._timed, self._unpack, action, packing))

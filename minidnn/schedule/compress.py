@@ -9,7 +9,7 @@ does it make no difference to anyone else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -121,7 +121,7 @@ class Codecs:
         waits = self._users(place)
         if waits:
             self._add(HostWait(lane=HOST, waits=waits, op=self.walk.stage))  # else the copy overwrites what is packed
-        self.busy = [(other, tokens) for other, tokens in self.busy if not set(tokens) <= set(waits)]
+            self.passed(waits)
         return place
 
     def pack(self, name: str, copied: Token) -> None:
@@ -142,6 +142,7 @@ class Codecs:
             return self.slab.slots[name]
         self._unpack(name)
         self._add(HostWait(lane=HOST, waits=self.unpacking[name], op=self.walk.stage))  # else stale bytes come in
+        self.passed(self.packing[name])  # packed before it was unpacked, or never
         return self.slab.targets[name]
 
     def copied_in(self, name: str, token: Token) -> None:
@@ -151,6 +152,10 @@ class Codecs:
         following = self.slab.order[self.slab.order.index(name) + 1 :]
         if following:
             self._unpack(following[0])
+
+    def passed(self, tokens: Collection[Token]) -> None:
+        """The host has waited for these: nobody after it need wait again."""
+        self.busy = [(place, needed) for place, needed in self.busy if not set(needed) <= set(tokens)]
 
     def _unpack(self, name: str) -> None:
         if name not in self.packing or name in self.unpacking:

@@ -377,6 +377,8 @@ class Walk:
                 token = self.arriving.pop(name)
                 if self._eager:
                     self._add(HostWait(lane=HOST, waits=(token,), op=self.stage))
+                    if self.codecs:
+                        self.codecs.passed((token,))
                 else:
                     self._add(Wait(lane=COMPUTE, waits=(token,), op=self.stage))
 
@@ -400,6 +402,9 @@ class Walk:
         if lane == COMPUTE:
             self.fresh.clear()
         else:
+            if self.codecs:
+                for token in self.arriving.values():
+                    self.codecs.passed((token,))
             self.arriving.clear()
 
     def _free(self, buffers: list[Buffer], lane: str | None = None) -> None:
