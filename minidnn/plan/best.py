@@ -14,9 +14,9 @@ from math import inf
 from minidnn.plan.autoswap import autoswap
 from minidnn.plan.dynamic import SETS
 from minidnn.plan.dynprog import dynprog
-from minidnn.plan.greedy import greedy, greedy_options, with_room
+from minidnn.plan.greedy import algorithm_choices, greedy, greedy_options, with_room
 from minidnn.plan.mode import Outcome, Policy, Proposals, Request
-from minidnn.plan.nowait import NEAR, Option, arranged, keep, settle
+from minidnn.plan.nowait import NEAR, arranged, keep, settle
 from minidnn.plan.outline import Arrangement, Movable, Outline, outline_of
 from minidnn.plan.plan import Plan
 from minidnn.plan.tflms import tflms
@@ -26,7 +26,8 @@ from minidnn.plan.vdnn import offload_plan
 POLICIES: Sequence[Policy] = (greedy, thresholds, dynprog, autoswap, tflms)
 SMALLER = (0.8, 0.65, 0.5, 0.35)
 """Shares of the pool for which smaller budgets' plans are made."""
-OPS = 120_000
+CHOICES = 4
+OPS = 400_000
 """What looking for better sets may cost: ops that the clock walks over."""
 
 
@@ -77,11 +78,14 @@ def _improved(outline: Outline, request: Request, record: _Record) -> Proposals:
     assert request.pool is not None
     names = set(record.best.offload)
     start = tuple(m for m in outline.movable if m.name in names)
-    evaluations = max(OPS // len(outline.ways), len(outline.worthwhile))
+    choices = algorithm_choices(outline, request, CHOICES)
+    evaluations = max(OPS // (len(outline.ways) * (len(choices) + 1)), len(outline.worthwhile))
 
     def promise(offload: Sequence[Movable]) -> Arrangement | None:
-        options: list[Option] = list(with_room(outline, request, request.pool or 0, offload, outline.fastest))
-        return next(iter(arranged(outline, options, request.pool or 0)), None)
+        options = dict.fromkeys(choices)
+        for _, algorithms in with_room(outline, request, request.pool or 0, offload, outline.fastest):
+            options[tuple(algorithms)] = None
+        return next(iter(arranged(outline, [(offload, a) for a in options], request.pool or 0)), None)
 
     reached = promise(start)
     improving = reached is not None

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from minidnn.run.timeline import Timeline
 from minidnn.units import format_ms, format_size
 
 Row = Mapping[str, Any]
 """A memory mode's results: mode, iteration_ms, stall_ms (a number, or ms by cause), peak_bytes, pool_bytes,
 pinned_bytes, offloaded_bytes, fits. Times are None where it does not fit."""
 
+BARS = " ▁▂▃▄▅▆▇█"
 COLUMNS = ("mode", "ms/iteration", "relative", "stall ms", "peak", "pool", "pinned", "offloaded", "fits")
 
 
@@ -22,6 +24,18 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def sparkline(line: Timeline, most: int | None = None, width: int = 100) -> str:
+    """The memory curve as one line of text: per slice of time the most bytes in use, as a share of `most` bytes."""
+    top = most or max((nbytes for _, nbytes in line.memory), default=1)
+    slices = [0] * width
+    moments = [*(ms for ms, _ in line.memory), line.end_ms]
+    for (start, nbytes), end in zip(line.memory, moments[1:], strict=True):
+        first, last = (int(width * ms / line.end_ms) if line.end_ms else 0 for ms in (start, end))
+        for i in range(first, min(max(last, first + 1), width)):
+            slices[i] = max(slices[i], nbytes)
+    return "".join(BARS[min(len(BARS) - 1, -(-(len(BARS) - 1) * nbytes // top))] for nbytes in slices)
 
 
 def modes_table(rows: Sequence[Row]) -> str:

@@ -1,0 +1,112 @@
+"""`minidnn plan MODEL`: which activation goes when and why, within a budget; nothing runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from minidnn.cli.options import Console, add_model, add_planning
+from minidnn.cli.planning import add_source, profile_for, training_graph
+from minidnn.errors import ArgumentError
+from minidnn.plan.registry import PLANNERS, parse_mode
+from minidnn.profile.nominal import with_times
+from minidnn.report import sparkline, text_table
+from minidnn.run.bound import iteration_bound, paper_bound
+from minidnn.run.choose import Options, choose
+from minidnn.run.explain import Decision, decisions, fractional_ms
+from minidnn.run.simulator import simulate
+from minidnn.run.timeline import Timeline
+from minidnn.units import format_ms, format_size
+
+EXAMPLE = "minidnn plan vgg16 --batch 256 --budget 14GiB --gpu v100"
+POLICY_HELP = f"policy: {', '.join(sorted(PLANNERS))}, or any memory mode (default: best)"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL, the budget, the policy, and what to plan with."""
+    add_model(parser)
+    add_source(parser)
+    add_planning(parser)
+    parser.add_argument("--policy", default="best", metavar="P", help=POLICY_HELP)
+    parser.add_argument("--check", action="store_true", help="verify the schedule with the independent checker")
+    files = parser.add_argument_group("files")
+    files.add_argument("--plot", metavar="PNG", help="draw the predicted timeline and memory curve")
+
+
+def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Print and return the plan."""
+    parse_mode(args.policy)
+    if args.placement != "planned":
+        raise ArgumentError(f"--placement is {args.placement!r}; a plan says where everything lies: leave it out")
+    graph = training_graph(args)
+    profile = with_times(graph, profile_for(args, graph))
+    if args.budget is None and args.gpu is not None:
+        from minidnn.profile.gpus import named_gpu
+
+        args.budget = named_gpu(args.gpu).memory_bytes
+    options = Options(args.order, args.fit, budget=args.budget, compress=args.compress)
+    schedule = choose(graph, args.policy, profile, options, score=lambda s: simulate(s, profile).iteration_ms)
+    found = simulate(schedule, profile)
+    budget = schedule.peak_bytes if args.budget is None else args.budget
+    bound = iteration_bound(graph, profile, budget).ms(2 if schedule.plan.sync == "none" else 1)
+    decided = list(decisions(schedule, profile, budget - schedule.persistent_bytes))
+    result = {
+        "model": args.model, "batch": args.batch, "precision": args.precision, "target": graph.target.name,
+        "profile": profile.source, "policy": args.policy, "budget": args.budget, "peak_bytes": schedule.peak_bytes,
+        "persistent_bytes": schedule.persistent_bytes, "pool_bytes": schedule.pool_bytes,
+        "pinned_bytes": schedule.pinned_bytes, "offloaded_bytes": schedule.offloaded_bytes,
+        "iteration_ms": found.iteration_ms, "stall_ms": dict(found.stall_ms), "lower_bound_ms": bound,
+        "paper_bound_ms": paper_bound(graph, profile, budget),
+        "fractional_bound_ms": fractional_ms(schedule, profile, budget),
+        "activations": [d.as_dict() for d in decided],
+        "algorithms": {op.name: schedule.plan.algorithm(op).name for op in graph.ops if "conv2d" in op.function},
+        "memory": [[ms, nbytes] for ms, nbytes in found.timeline.memory],
+    }  # fmt: skip
+    _say(result, decided, found.timeline, console)
+    if args.check:
+        from minidnn.schedule.check import verify
+
+        verify(schedule)
+        console.say("checker: the schedule is right at every speed")
+    if args.plot is not None:
+        from minidnn.report import timeline_plot
+
+        timeline_plot(found.timeline, Path(args.plot), title=f"{args.model}, batch {args.batch}, {args.policy}")
+    return result
+
+
+def _say(result: dict[str, Any], decided: list[Decision], timeline: Timeline, console: Console) -> None:
+    budget = "none" if result["budget"] is None else format_size(result["budget"])
+    console.say(
+        f"{result['model']}, batch {result['batch']}, {result['precision']}, {result['profile']}, policy "
+        f"{result['policy']}, budget {budget}"
+    )
+    console.say(_table(decided))
+    stays = [d for d in decided if not d.offloaded]
+    console.say(f"{len(stays)} more stay ({format_size(sum(d.nbytes for d in stays))})")
+    bound, ms = result["lower_bound_ms"], result["iteration_ms"]
+    stalls = ", ".join(f"{format_ms(s)} for {cause}" for cause, s in result["stall_ms"].items() if s >= 0.005)
+    console.say(f"expected: {format_ms(ms)} ms, {ms / bound:.3f} of the lower bound; stalled {stalls or 'never'}")
+    fractional = result["fractional_bound_ms"]
+    console.say(
+        f"lower bound: {format_ms(bound)} ms for what is executed (paper: Proposition 3 "
+        f"{format_ms(result['paper_bound_ms'])} ms; Theorem 2, with these algorithms and one transfer at a time, "
+        f"{'none' if fractional is None else format_ms(fractional) + ' ms'})"
+    )
+    console.say(
+        f"memory: peak {format_size(result['peak_bytes'])} (persistent {format_size(result['persistent_bytes'])}, pool "
+        f"{format_size(result['pool_bytes'])}), pinned {format_size(result['pinned_bytes'])}"
+    )
+    console.say(f"in use over the iteration, up to the budget:\n{sparkline(timeline, result['budget'])}")
+
+
+def _table(decided: list[Decision]) -> str:
+    header = ["leaves", "size", "copied after", "gone before", "back before", "needed by", "why"]
+    rows = [
+        [d.tensor, format_size(d.nbytes), d.copied_after or "(the host has it)", d.gone_before or "",
+         d.back_before or "", d.needed, d.why]
+        for d in decided
+        if d.offloaded
+    ]  # fmt: skip
+    return text_table(header, rows) if rows else "nothing has to leave"
