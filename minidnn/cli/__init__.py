@@ -17,6 +17,8 @@ COMMANDS = {
     "train": "train a network and report its accuracy, speed and memory",
     "compare": "run memory modes for real, time them, and verify that all give the same gradients",
     "simulate": "predict time, stalls and memory of each mode on a named GPU",
+    "plan": "show which activation leaves when and why, within a budget; nothing runs",
+    "sweep": "predict policies at many budgets, from the least to the most that helps",
     "profile": "measure a network's operations and the host link on a GPU, for planning and simulation",
     "memory": "show what a memory mode needs: pool, placement, parameters, pinned bytes; nothing runs",
     "summary": "show a network's layers, shapes, parameters, operations and activation bytes",

@@ -1,0 +1,92 @@
+"""`minidnn sweep MODEL`: what policies would take at budgets from the least that works to the most that helps."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+from minidnn.cli.options import PRECISION_HELP, PRECISIONS, TARGET_HELP, Console, add_model, count, number
+from minidnn.cli.planning import add_source, profile_for, training_graph
+from minidnn.errors import ArgumentError
+from minidnn.plan.registry import parse_mode
+from minidnn.profile.nominal import with_times
+from minidnn.report.tables import text_table
+from minidnn.run.sweep import Sweep, at_bandwidth, budgets_of, sweep
+from minidnn.units import format_ms, format_size
+
+EXAMPLE = "minidnn sweep vgg16 --batch 64 --gpu v100 --plot ratio.png --throughput rate.png"
+POLICIES = ("best", "dynprog", "greedy", "vdnn-threshold", "autoswap", "tflms", "vdnn++:dyn")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL, policies, budgets, and what to plan with."""
+    add_model(parser)
+    add_source(parser)
+    group = parser.add_argument_group("sweep")
+    group.add_argument("--policies", default=",".join(POLICIES), metavar="LIST",
+                       help=f"policies or memory modes, with commas (default: {','.join(POLICIES)})")  # fmt: skip
+    group.add_argument("--budgets", type=count, default=12, metavar="N", help="how many budgets (default: 12)")
+    group.add_argument("--bandwidths", default="1,2,3", metavar="LIST",
+                       help="with --throughput: multiples of the link's rates (default: 1,2,3)")  # fmt: skip
+    group.add_argument("--precision", default="fp32", choices=PRECISIONS, help=PRECISION_HELP)
+    group.add_argument("--target", choices=("paper", "native"), help=TARGET_HELP)
+    files = parser.add_argument_group("files")
+    files.add_argument("--plot", metavar="PNG", help="draw time over the lower bound against memory")
+    files.add_argument("--throughput", metavar="PNG",
+                       help="draw images per second against memory for the first policy at several bandwidths, and "
+                       "for optimal rematerialization")  # fmt: skip
+
+
+def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Print and return the sweep."""
+    policies = tuple(dict.fromkeys(filter(None, re.split(r"[,\s]+", args.policies))))
+    if not policies:
+        raise ArgumentError(f"--policies is {args.policies!r}; name at least one, such as best,greedy")
+    for policy in policies:
+        parse_mode(policy)
+    factors = _factors(args.bandwidths)
+    graph = training_graph(args)
+    profile = with_times(graph, profile_for(args, graph))
+    title = f"{args.model}, batch {args.batch}, {args.precision}, {profile.source}"
+    console.say(title)
+    budgets = budgets_of(graph, profile, args.budgets)
+    found = sweep(graph, profile, policies, budgets)
+    console.say(_table(found))
+    result = {
+        "model": args.model, "batch": args.batch, "precision": args.precision, "target": graph.target.name,
+        "profile": profile.source, **found.as_dict(),
+    }  # fmt: skip
+    if args.plot is not None:
+        from minidnn.report.sweeps import ratio_plot
+
+        ratio_plot({title: found}, Path(args.plot))
+    if args.throughput is not None:
+        from minidnn.report.sweeps import throughput_plot
+
+        assert profile.link is not None
+        curves = {}
+        for factor in factors:
+            again = sweep(graph, at_bandwidth(profile, factor), policies[:1], budgets) if factor != 1 else found
+            rate = f"{profile.link.d2h * factor / 1e9:g} GB/s"
+            curves[f"{policies[0]}, {rate}"] = [p.ms for p in again.points[policies[0]]]
+        throughput_plot(curves, found.rematerialized_ms, budgets, args.batch, Path(args.throughput), title=title)
+        result["bandwidths"] = curves
+    return result
+
+
+def _factors(text: str) -> list[float]:
+    return [number(0, above=True)(part) for part in filter(None, re.split(r"[,\s]+", text))]
+
+
+def _table(found: Sweep) -> str:
+    header = ["memory", "bound ms", "paper's", *found.points, "rematerialized"]
+    rows = []
+    for i, budget in enumerate(found.budgets):
+        times = [points[i].ms for points in found.points.values()]
+        rows.append(
+            [format_size(budget), format_ms(found.bound_ms[i]), format_ms(found.paper_bound_ms[i]),
+             *(format_ms(ms) for ms in (*times, found.rematerialized_ms[i]))]
+        )  # fmt: skip
+    return text_table(header, rows)
