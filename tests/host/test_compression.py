@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 import pytest
@@ -16,6 +17,9 @@ from minidnn.codec import PackedMemory, pack
 from minidnn.device.host import HostDevice
 from minidnn.device.lanes import INTERLEAVINGS
 from minidnn.errors import ArgumentError, BudgetError, CodecError, DeviceError, MiniDnnError
+from minidnn.plan import registry
+from minidnn.plan.mode import Policy, Proposals, Request
+from minidnn.plan.vdnn import offload_plan
 from minidnn.run import adaptive, packing
 from minidnn.run.packing import Packer, _Packing
 from minidnn.run.program import Purpose
@@ -75,6 +79,25 @@ def test_compression_trains_as_base_in_random_orders(seed: int) -> None:
         placement=("planned", "live")[seed % 2], target=("paper", "native")[seed // 2 % 2],
         order=("prefetch-first", "derivative-first")[seed // 4 % 2],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("interleaving", INTERLEAVINGS)
+@pytest.mark.parametrize("sync", ["none", "compute", "both"])
+def test_any_number_of_slots_and_workers_trains_as_base(
+    monkeypatch: pytest.MonkeyPatch, sync: str, interleaving: str
+) -> None:
+    """With host waits and, as the planners' modes, without."""
+    outcomes = set()
+    for slots, codecs in ((1, 1), (2, 1), (1, 3), (20, 2)):
+
+        def policy(request: Request, slots: int = slots, codecs: int = codecs) -> Proposals:
+            yield replace(offload_plan(request, "all", sync, "m"), slots=slots, codecs=codecs)
+
+        monkeypatch.setitem(cast(dict[str, Policy], registry.POLICIES), "tried", policy)
+        done, cancelled = gives_bases_bits(HostDevice(interleaving, slots + codecs), "tried")
+        outcomes |= {"done"} if done else set()
+        outcomes |= {"cancelled"} if cancelled else set()
+    assert outcomes == {"done", "cancelled"} or interleaving in ("eager", "threads")
 
 
 def test_a_busy_codec_is_cancelled_or_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
