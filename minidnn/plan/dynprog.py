@@ -114,8 +114,8 @@ def _spared(chain: Chain, offload: list[bool]) -> Found:
     while length:
         for start in range(len(offload) - length, -1, -length):
             fewer = [leaves and not start <= i < start + length for i, leaves in enumerate(offload)]
-            if fewer != offload and idle_ms(fewer) <= least:
-                offload = fewer
+            if fewer != offload and (ms := idle_ms(fewer)) <= least:
+                offload, least = fewer, ms
         length //= 2
     return Found(tuple(offload), least)
 

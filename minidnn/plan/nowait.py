@@ -114,7 +114,7 @@ class _Moments:
     def place_fetches(self, lead: int | None) -> None:
         """Set `fetch`: in the order of need, each copy-in as early as it fits."""
         earliest = 0
-        layers = [op.layer for op in self.outline.graph.ops]
+        layers = [op.layer for op in self.outline.graph.ops] if lead is not None else []
         for m in sorted(self.offload, key=need):
             earliest = max(earliest, self.until.get(m.name, 0), m.left + 1)
             stage = m.needed

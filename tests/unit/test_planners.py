@@ -1,0 +1,264 @@
+"""Planners on whole graphs: what they propose is right, keeps the budget, and is no faster than can be."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from minidnn.errors import ArgumentError, BudgetError
+from minidnn.graph.graph import Graph
+from minidnn.graph.tensor import Role
+from minidnn.plan.layout import lay_out
+from minidnn.plan.mode import Request
+from minidnn.plan.nowait import arrange
+from minidnn.plan.outline import Outline
+from minidnn.plan.registry import PLANNERS, parse_mode
+from minidnn.profile.model import modelled
+from minidnn.profile.nominal import with_times
+from minidnn.profile.profile import Profile
+from minidnn.run.bound import in_core_peak, iteration_bound, paper_bound
+from minidnn.run.choose import Options, candidates, choose, smallest
+from minidnn.run.explain import decisions
+from minidnn.run.simulator import simulate
+from minidnn.run.sweep import budgets_of, sweep
+from minidnn.schedule.actions import COMPUTE, D2H, H2D, Schedule
+from minidnn.schedule.check import check
+
+from . import lowered, simulated
+
+NAMES = sorted(PLANNERS)
+
+
+def least(graph: Graph, policy: str, profile: Profile) -> int:
+    """Bytes of the smallest budget that the policy works with."""
+    return smallest(graph, parse_mode(policy), profile, Options()).peak_bytes
+
+
+def budgets(graph: Graph, policy: str, profile: Profile) -> list[int]:
+    """From the smallest to one that is enough."""
+    low, high = least(graph, policy, profile), choose(graph, policy, profile).peak_bytes
+    return [low, (3 * low + high) // 4, (low + high) // 2, max(low, high)]
+
+
+@pytest.mark.parametrize("policy", NAMES)
+@pytest.mark.parametrize("network", sorted(lowered.NETWORKS))
+@pytest.mark.parametrize("target", ["paper", "native", "native-bf16-nhwc"])
+def test_plans_are_right_and_keep_the_budget(policy: str, network: str, target: str) -> None:
+    graph = lowered.graph_of(network, target)
+    profile = with_times(graph, lowered.profile_of(graph))
+    for budget in budgets(graph, policy, profile):
+        for schedule in candidates(graph, parse_mode(policy), profile, Options(budget=budget)):
+            assert not check(schedule)
+        found = choose(graph, policy, profile, Options(budget=budget))
+        assert found.peak_bytes <= budget
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_policy_beats_the_bound_and_best_is_best(seed: int) -> None:
+    rng = random.Random(seed)
+    graph = simulated.random_chain(rng)
+    profile = with_times(graph, simulated.random_profile(graph, rng))
+    for budget in budgets(graph, "best", profile):
+        options, times = Options(budget=budget), {}
+        bound = iteration_bound(graph, profile, budget).ms(2)
+        for mode in (*NAMES, "keep(p)", "vdnn:conv(p)", "vdnn++:all(m)", "vdnn++:dyn", "vdnn:aconv(g)"):
+            try:
+                found = choose(graph, mode, profile, options, score=lambda s: simulate(s, profile).iteration_ms)
+            except BudgetError:
+                assert mode not in PLANNERS or mode == "tflms"
+                continue
+            times[mode] = simulate(found, profile).iteration_ms
+            assert not check(found)
+            assert times[mode] >= bound * (1 - 1e-9), mode
+        assert times["best"] <= min(times.values()) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_one_byte_below_the_minimum_is_refused_with_the_minimum(policy: str) -> None:
+    graph = lowered.graph_of("plain")
+    profile = lowered.profile_of(graph)
+    needed = least(graph, policy, profile)
+    assert choose(graph, policy, profile, Options(budget=needed)).peak_bytes == needed
+    with pytest.raises(BudgetError, match=f"needs at least {needed} bytes") as refusal:
+        choose(graph, policy, profile, Options(budget=needed - 1))
+    assert refusal.value.needed == needed
+
+
+def test_planners_reach_below_every_mode_of_the_papers() -> None:
+    graph = lowered.graph_of("plain")
+    profile = lowered.profile_of(graph)
+    modes = ("keep(m)", "vdnn:all(m)", "vdnn++:all(m)", "vdnn:conv(m)")
+    others = min(smallest(graph, parse_mode(mode), profile, Options()).peak_bytes for mode in modes)
+    assert least(graph, "best", profile) <= others < choose(graph, "greedy", profile).peak_bytes
+
+
+def test_without_a_budget_nothing_leaves() -> None:
+    graph = lowered.graph_of("plain")
+    for policy in NAMES:
+        schedule = choose(graph, policy, lowered.profile_of(graph))
+        assert schedule.plan.offload == ()
+        assert schedule.peak_bytes == choose(graph, "keep(p)", lowered.profile_of(graph)).peak_bytes
+
+
+def test_greedy_takes_the_first_activations() -> None:
+    graph = simulated.graph_of("vgg11", 16)
+    profile = modelled(graph, "v100")
+    budget = (least(graph, "greedy", profile) + 2 * choose(graph, "greedy", profile).peak_bytes) // 3
+    outline = Outline.of(graph, profile)
+    order = [m.name for m in outline.worthwhile]
+    plan = choose(graph, "greedy", profile, Options(budget=budget)).plan
+    assert plan.offload
+    assert set(plan.offload) <= set(order[: max(order.index(name) for name in plan.offload) + 1])
+    assert plan.sync == "none"
+
+
+def test_the_rule_says_which_algorithms() -> None:
+    graph = lowered.graph_of("plain")
+    profile = lowered.profile_of(graph)
+    for rule, name in (("p", "fast"), ("m", "zero")):
+        budget = least(graph, "greedy", profile) * 2
+        plan = choose(graph, f"greedy({rule})", profile, Options(budget=budget)).plan
+        used = {plan.algorithm(op).name for op in graph.ops if op.function.startswith("conv2d")}
+        assert used == {name}
+
+
+def test_more_workspace_competes_with_offloading() -> None:
+    """Where the fastest algorithms do not fit beside all activations, some leave, or slower algorithms are taken."""
+    graph = lowered.graph_of("plain")
+    profile = with_times(graph, lowered.profile_of(graph))
+    used = set()
+    low, high = least(graph, "best", profile), choose(graph, "best", profile).peak_bytes
+    for k in range(6):
+        plan = choose(graph, "best", profile, Options(budget=low + (high - low) * k // 5)).plan
+        used.add(tuple(plan.algorithm(op).name for op in graph.ops if op.function.startswith("conv2d")))
+    assert len(used) > 2
+
+
+@pytest.mark.parametrize("text", ["greedy:conv", "best:all(p)", "dynprog:none"])
+def test_planners_take_no_offload_set(text: str) -> None:
+    with pytest.raises(ArgumentError, match="takes no offload set"):
+        parse_mode(text)
+
+
+def test_a_live_pool_is_refused() -> None:
+    graph = lowered.graph_of("plain")
+    profile = lowered.profile_of(graph)
+    with pytest.raises(ArgumentError, match="'planned'"):
+        choose(graph, "greedy", profile, Options(placement="live", budget=least(graph, "greedy", profile)))
+
+
+# -- moments and places ------------------------------------------------------------------------------------------------
+
+
+def test_copies_in_come_in_the_order_of_need_and_frees_when_there_is_need() -> None:
+    graph = simulated.graph_of("vgg11", 16)
+    outline = Outline.of(graph, modelled(graph, "v100"))
+    pool = outline.peak(outline.smallest, outline.without(outline.worthwhile)) * 11 // 10
+    found = arrange(outline, outline.worthwhile, outline.smallest, pool)
+    assert found is not None
+    fetches = [found.fetch[m.name] for m in found.by_need]
+    assert fetches == sorted(fetches)
+    assert all(m.left < found.fetch[m.name] <= m.needed for m in found.offload)
+    assert any(found.fetch[m.name] < m.needed for m in found.offload)
+    for m in found.offload:
+        assert m.left < found.free_before.get(m.name, m.left + 1) <= found.fetch[m.name]
+
+
+def test_a_layout_may_shorten_stays_but_moves_no_use() -> None:
+    graph = simulated.graph_of("vgg11", 16)
+    outline = Outline.of(graph, modelled(graph, "v100"))
+    pool = outline.peak(outline.smallest, outline.without(outline.worthwhile)) * 21 // 20
+    found = arrange(outline, outline.worthwhile, outline.smallest, pool)
+    assert found is not None
+    placed = lay_out(found, pool)
+    assert placed is not None
+    for m in placed.offload:
+        assert found.fetch[m.name] <= placed.fetch[m.name] <= m.needed
+        assert placed.free_before.get(m.name, 0) <= found.free_before.get(m.name, 0)
+    assert max(placed.offsets.values()) < pool
+
+
+def test_the_network_input_is_never_copied_out() -> None:
+    graph = lowered.graph_of("plain")
+    profile = lowered.profile_of(graph)
+    schedule = choose(graph, "best", profile, Options(budget=least(graph, "best", profile)))
+    inputs = [t.name for t in graph.tensors.values() if t.role is Role.INPUT]
+    assert set(inputs) & set(schedule.plan.offload)
+    assert not set(inputs) & set(schedule.pinned)
+
+
+# -- bounds, sweeps, explanations --------------------------------------------------------------------------------------
+
+
+def test_bounds_fall_with_memory_and_reach_the_time_of_all_ops() -> None:
+    graph = simulated.graph_of("vgg16", 64)
+    profile = modelled(graph, "v100")
+    peak = in_core_peak(graph, profile)
+    budgets = [peak * k // 8 for k in range(1, 13)]
+    ours = [iteration_bound(graph, profile, budget).ms(2) for budget in budgets]
+    for values in (ours, [paper_bound(graph, profile, budget) for budget in budgets]):
+        assert values == sorted(values, reverse=True)
+        assert values[0] > 1.2 * values[-1]
+    free = iteration_bound(graph, profile, None)
+    assert iteration_bound(graph, profile, 4 * peak).ms(2) == pytest.approx(free.compute_ms + free.load_ms)
+
+
+def test_what_is_away_during_an_op_leaves_before_and_returns_after() -> None:
+    graph = simulated.graph_of("vgg116", 32)
+    profile = modelled(graph, "v100")
+    bound = iteration_bound(graph, profile, in_core_peak(graph, profile) // 3)
+    assert bound.phases_ms > max(bound.compute_ms, bound.offload_ms, bound.prefetch_ms)
+
+
+def test_a_sweep_never_rises_and_stays_above_the_bound() -> None:
+    graph = simulated.graph_of("smallvgg", 64)
+    profile = modelled(graph, "k40")
+    found = sweep(graph, profile, ("best", "greedy", "keep(p)"), budgets_of(graph, profile, 5))
+    for points in found.points.values():
+        times = [p.ms for p in points if p.ms is not None]
+        assert times == sorted(times, reverse=True)
+    for point, bound, budget in zip(found.points["best"], found.bound_ms, found.budgets, strict=True):
+        assert point.ms is not None
+        assert point.peak_bytes is not None
+        assert point.ms >= bound
+        assert point.peak_bytes <= budget
+    assert found.points["keep(p)"][0].ms is None
+    assert found.rematerialized_ms[-1] is not None
+
+
+def explained(budget_share: float) -> tuple[Schedule, Profile, int]:
+    graph = simulated.graph_of("vgg11", 16)
+    profile = modelled(graph, "v100")
+    low, high = least(graph, "greedy", profile), choose(graph, "greedy", profile).peak_bytes
+    budget = int(low + (high - low) * budget_share)
+    return choose(graph, "greedy", profile, Options(budget=budget)), profile, budget
+
+
+def test_a_plan_says_of_every_activation_what_becomes_of_it_and_why() -> None:
+    schedule, profile, budget = explained(0.2)
+    found = {d.tensor: d for d in decisions(schedule, profile, budget - schedule.persistent_bytes)}
+    outline = Outline.of(schedule.graph, profile)
+    assert set(found) == {m.name for m in outline.movable}
+    assert {name for name, d in found.items() if d.offloaded} == set(schedule.plan.offload)
+    leaving = [d for d in found.values() if d.offloaded]
+    assert any("would need" in d.why for d in leaving)
+    order = {op.name: i for i, op in enumerate(schedule.graph.ops)}
+    for d in leaving:
+        assert d.gone_before is not None
+        assert d.back_before is not None
+        assert order[d.gone_before] <= order[d.back_before] <= order[d.needed]
+
+
+def test_only_lanes_order_a_planned_schedule() -> None:
+    schedule, _, _ = explained(0.2)
+    assert set(schedule.lanes) == {"host", COMPUTE, D2H, H2D}
+    assert not [a for a in schedule.actions if a.lane == "host"]
+
+
+def test_requests_of_policies_are_values() -> None:
+    graph = lowered.graph_of("tiny")
+    request = Request(graph, lowered.profile_of(graph), parse_mode("greedy"))
+    assert request.pool is None
+    assert parse_mode("greedy").rule == "g"
+    assert parse_mode("keep").rule == "p"
