@@ -7,19 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import cos, pi
+from math import cos, inf, pi
 from typing import Any, ClassVar
 
+from minidnn.arguments import count, number
 from minidnn.errors import ArgumentError
 
 Schedule = Callable[[int], float]
 """Step (0-based) -> factor on the learning rate."""
-
-
-def _check(argument: str, value: float, low: float, high: float, closed: bool = False) -> None:
-    if not isinstance(value, (int, float)) or not (low <= value < high or (closed and value == high)):
-        end = "]" if closed else ")"
-        raise ArgumentError(f"{argument} is {value!r}; it must be a number in [{low:g}, {high:g}{end}")
 
 
 @dataclass(frozen=True)
@@ -32,8 +27,9 @@ class Optimizer:
     function: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        _check("lr", self.lr, 0, float("inf"))
-        _check("weight_decay", self.weight_decay, 0, float("inf"))
+        number(self.lr, "lr", 0)
+        number(self.weight_decay, "weight_decay", 0)
+        _check_schedule("schedule", self.schedule)
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -45,8 +41,9 @@ class Optimizer:
         return {}
 
     def scalars(self, step: int) -> dict[str, float]:
-        """This step's learning rate and corrections."""
-        return {"lr": self.lr * (self.schedule(step) if self.schedule else 1.0)}
+        """This step's learning rate and corrections. Raises ArgumentError where the schedule gives no factor."""
+        factor = 1.0 if self.schedule is None else number(self.schedule(step), f"schedule({step})", 0)
+        return {"lr": float(self.lr) * factor}
 
 
 @dataclass(frozen=True)
@@ -60,8 +57,8 @@ class SGD(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("momentum", self.momentum, 0, 1, closed=True)
-        _check("dampening", self.dampening, 0, 1, closed=True)
+        number(self.momentum, "momentum", 0, 1, "[]")
+        number(self.dampening, "dampening", 0, 1, "[]")
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise ArgumentError(
                 f"nesterov is True with momentum {self.momentum} and dampening {self.dampening}; "
@@ -74,8 +71,8 @@ class SGD(Optimizer):
 
     def attributes(self) -> dict[str, Any]:
         return {
-            "momentum_factor": self.momentum, "dampening": self.dampening,
-            "nesterov": self.nesterov, "weight_decay": self.weight_decay,
+            "momentum_factor": float(self.momentum), "dampening": float(self.dampening),
+            "nesterov": bool(self.nesterov), "weight_decay": float(self.weight_decay),
         }  # fmt: skip
 
 
@@ -91,9 +88,11 @@ class Adam(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("betas[0]", self.betas[0], 0, 1)
-        _check("betas[1]", self.betas[1], 0, 1)
-        _check("eps", self.eps, 0, float("inf"))
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
+            raise ArgumentError(f"betas is {self.betas!r}; it must be a pair of numbers in [0, 1)")
+        for i, beta in enumerate(self.betas):
+            number(beta, f"betas[{i}]", 0, 1)
+        number(self.eps, "eps", 0)
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -101,12 +100,12 @@ class Adam(Optimizer):
 
     def attributes(self) -> dict[str, Any]:
         return {
-            "beta1": self.betas[0], "beta2": self.betas[1], "eps": self.eps,
-            "weight_decay": self.weight_decay, "decoupled": self.decoupled,
+            "beta1": float(self.betas[0]), "beta2": float(self.betas[1]), "eps": float(self.eps),
+            "weight_decay": float(self.weight_decay), "decoupled": self.decoupled,
         }  # fmt: skip
 
     def scalars(self, step: int) -> dict[str, float]:
-        corrections = {f"correction{i + 1}": 1.0 - beta ** (step + 1) for i, beta in enumerate(self.betas)}
+        corrections = {f"correction{i + 1}": 1.0 - float(beta) ** (step + 1) for i, beta in enumerate(self.betas)}
         return {**super().scalars(step), **corrections}
 
 
@@ -118,6 +117,11 @@ class AdamW(Adam):
     decoupled: ClassVar[bool] = True
 
 
+def _check_schedule(argument: str, schedule: object) -> None:
+    if schedule is not None and not callable(schedule):
+        raise ArgumentError(f"{argument} is {schedule!r}; it must be a function of the step, such as CosineLR(100)")
+
+
 @dataclass(frozen=True, slots=True)
 class StepLR:
     """The factor falls by `gamma` every `every` steps."""
@@ -126,11 +130,14 @@ class StepLR:
     gamma: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ArgumentError(f"every is {self.every}; it must be 1 step or more")
+        count(self.every, "every")
+        number(self.gamma, "gamma", 0)
 
     def __call__(self, step: int) -> float:
-        return float(self.gamma ** (step // self.every))
+        try:
+            return float(self.gamma ** (step // self.every))
+        except OverflowError:
+            return inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +148,8 @@ class CosineLR:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.total < 1:
-            raise ArgumentError(f"total is {self.total}; it must be 1 step or more")
+        count(self.total, "total")
+        number(self.floor, "floor", 0)
 
     def __call__(self, step: int) -> float:
         return self.floor + (1 - self.floor) * (1 + cos(pi * min(step, self.total) / self.total)) / 2
@@ -156,10 +163,10 @@ class WarmUp:
     then: Schedule | None = None
 
     def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise ArgumentError(f"steps is {self.steps}; it must be 0 or more")
+        count(self.steps, "steps", 0)
+        _check_schedule("then", self.then)
 
     def __call__(self, step: int) -> float:
         if step < self.steps:
             return (step + 1) / self.steps
-        return self.then(step - self.steps) if self.then else 1.0
+        return 1.0 if self.then is None else self.then(step - self.steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from minidnn.arguments import number
 from minidnn.errors import ArgumentError
 from minidnn.nn.layer import Layer
 
@@ -61,7 +62,7 @@ class LeakyReLU(Activation):
 
     def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
         super().__init__(inplace)
-        self.negative_slope = float(negative_slope)
+        self.negative_slope = number(negative_slope, "negative_slope")
 
     def extra(self) -> str:
         return f"negative_slope={self.negative_slope}"
@@ -93,7 +94,7 @@ class Softmax(Layer):
     def __init__(self, dim: int = 1) -> None:
         super().__init__()
         if dim != 1:
-            raise ArgumentError(f"dim is {dim}; Softmax works over axis 1, the classes")
+            raise ArgumentError(f"dim is {dim!r}; Softmax works over axis 1, the classes")
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from minidnn.arguments import count
 from minidnn.errors import ArgumentError, ShapeError
 from minidnn.nn.init import default_bias, default_weight
-from minidnn.nn.layer import Layer, Parameter, expect_rank, pair, positive
+from minidnn.nn.layer import Layer, Parameter, expect_rank, pair
 
 if TYPE_CHECKING:
     from minidnn.graph.emit import Scope
@@ -31,13 +32,13 @@ class Conv2d(Layer):
         dilation: int | tuple[int, int] = 1, groups: int = 1, bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.in_channels = positive(in_channels, "in_channels")
-        self.out_channels = positive(out_channels, "out_channels")
+        self.in_channels = count(in_channels, "in_channels")
+        self.out_channels = count(out_channels, "out_channels")
         self.kernel = pair(kernel_size, "kernel_size", 1)
         self.stride = pair(stride, "stride", 1)
         self.dilation = pair(dilation, "dilation", 1)
-        self.groups = positive(groups, "groups")
-        if in_channels % groups or out_channels % groups:
+        self.groups = count(groups, "groups")
+        if self.in_channels % self.groups or self.out_channels % self.groups:
             raise ArgumentError(
                 f"groups is {groups}; it must divide in_channels {in_channels} and out_channels {out_channels}"
             )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from minidnn.arguments import is_count
 from minidnn.errors import ArgumentError, ShapeError
 from minidnn.graph.tensor import Role
 
@@ -40,8 +42,18 @@ class Parameter:
         """The value, drawn from (seed, name) when it does not exist yet."""
         if self._value is None:
             rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, zlib.crc32(name.encode())])))
-            self._value = np.ascontiguousarray(self.init(rng, self.shape), dtype=np.float32)
+            self._value = self._drawn(name, self.init(rng, self.shape))
         return self._value
+
+    def _drawn(self, name: str, value: object) -> np.ndarray:
+        """What an initializer returned; a user's own may return anything."""
+        try:
+            array = np.ascontiguousarray(value, dtype=np.float32)
+        except (TypeError, ValueError):
+            raise ArgumentError(f"the initializer of {name} returned {type(value).__name__}, no numbers") from None
+        if array.shape != self.shape:
+            raise ShapeError(f"the initializer of {name} returned shape {list(array.shape)}, not {list(self.shape)}")
+        return array
 
     def assign(self, value: np.ndarray) -> None:
         """Take a new value of the same shape (kept as float32, or float64 when given as such)."""
@@ -58,7 +70,7 @@ class Parameter:
     @property
     def size(self) -> int:
         """Number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return prod(self.shape)
 
 
 class Layer:
@@ -105,21 +117,10 @@ class Layer:
 
 def pair(value: int | tuple[int, int], argument: str, least: int) -> tuple[int, int]:
     """An int or a pair of ints as (height, width), each at least `least`."""
-    both = (value, value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else value
-    if (
-        not isinstance(both, (tuple, list))
-        or len(both) != 2
-        or not all(isinstance(v, (int, np.integer)) and not isinstance(v, bool) and v >= least for v in both)
-    ):
+    both = value if isinstance(value, (tuple, list)) else (value, value)
+    if len(both) != 2 or not all(is_count(v, least) for v in both):
         raise ArgumentError(f"{argument} is {value!r}; it must be an int or a pair of ints, each {least} or more")
     return int(both[0]), int(both[1])
-
-
-def positive(value: int, argument: str) -> int:
-    """A count of 1 or more."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise ArgumentError(f"{argument} is {value!r}; it must be an int of 1 or more")
-    return int(value)
 
 
 def expect_rank(shape: tuple[int, ...], rank: int, meaning: str) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
+from minidnn.arguments import count
 from minidnn.errors import ArgumentError, ShapeError
 from minidnn.nn.init import default_bias, default_weight
-from minidnn.nn.layer import Layer, Parameter, positive
+from minidnn.nn.layer import Layer, Parameter
 
 if TYPE_CHECKING:
     from minidnn.graph.emit import Scope
@@ -23,11 +24,11 @@ class Linear(Layer):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__()
-        self.in_features = positive(in_features, "in_features")
-        self.out_features = positive(out_features, "out_features")
-        self.parameters["weight"] = Parameter((out_features, in_features), default_weight())
+        self.in_features = count(in_features, "in_features")
+        self.out_features = count(out_features, "out_features")
+        self.parameters["weight"] = Parameter((self.out_features, self.in_features), default_weight())
         if bias:
-            self.parameters["bias"] = Parameter((out_features,), default_bias(in_features))
+            self.parameters["bias"] = Parameter((self.out_features,), default_bias(self.in_features))
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(shape) != 2:

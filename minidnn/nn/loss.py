@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from minidnn.arguments import number
 from minidnn.errors import ArgumentError, ShapeError
 from minidnn.graph.tensor import Role
 from minidnn.nn.layer import Layer
@@ -49,12 +50,19 @@ class CrossEntropyLoss(Loss):
 
     def __init__(self, weight: Sequence[float] | np.ndarray | None = None, label_smoothing: float = 0.0) -> None:
         super().__init__()
-        if not 0 <= label_smoothing <= 1:
-            raise ArgumentError(f"label_smoothing is {label_smoothing}; it must lie in 0 to 1")
-        self.label_smoothing = float(label_smoothing)
-        self.weight = None if weight is None else np.asarray(weight, dtype=np.float32)
-        if self.weight is not None and (self.weight.ndim != 1 or not (self.weight >= 0).all()):
-            raise ArgumentError(f"weight has shape {list(self.weight.shape)}; it must be a number of 0 or more a class")
+        self.label_smoothing = number(label_smoothing, "label_smoothing", 0, 1, "[]")
+        self.weight = None if weight is None else self._weights(weight)
+
+    @staticmethod
+    def _weights(weight: object) -> np.ndarray:
+        try:
+            found = np.asarray(weight, dtype=np.float32)
+        except (TypeError, ValueError):
+            found = np.empty(0, np.float32)
+        if found.ndim != 1 or not len(found) or not ((found >= 0) & np.isfinite(found)).all():
+            shown = " ".join(repr(weight).split())[:80]
+            raise ArgumentError(f"weight is {shown}; it must be a number of 0 or more for each class")
+        return found
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(shape) != 2:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minidnn.errors import ArgumentError, ShapeError
+from minidnn.arguments import count, number
+from minidnn.errors import ShapeError
 from minidnn.graph.tensor import Role
 from minidnn.nn.init import Constant
-from minidnn.nn.layer import Layer, Parameter, expect_rank, positive
+from minidnn.nn.layer import Layer, Parameter, expect_rank
 
 if TYPE_CHECKING:
     from minidnn.graph.emit import Scope
@@ -25,13 +26,10 @@ class BatchNorm2d(Layer):
         affine: bool = True, track_running_stats: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.num_features = positive(num_features, "num_features")
-        if not eps > 0:
-            raise ArgumentError(f"eps is {eps}; it must be positive")
-        if momentum is None or not 0 <= momentum <= 1:
-            raise ArgumentError(f"momentum is {momentum}; it must lie in 0 to 1")
-        self.eps, self.momentum = float(eps), float(momentum)
-        shape = (num_features,)
+        self.num_features = count(num_features, "num_features")
+        self.eps = number(eps, "eps", 0, bounds="()")
+        self.momentum = number(momentum, "momentum", 0, 1, "[]")
+        shape = (self.num_features,)
         if affine:
             self.parameters["weight"] = Parameter(shape, Constant(1))
             self.parameters["bias"] = Parameter(shape, Constant(0))
@@ -102,8 +100,10 @@ class LocalResponseNorm(Layer):
 
     def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> None:
         super().__init__()
-        self.size = positive(size, "size")
-        self.alpha, self.beta, self.k = float(alpha), float(beta), float(k)
+        self.size = count(size, "size")
+        # Below these the base of the power can be 0 or negative, and what comes out no number.
+        self.alpha, self.beta = number(alpha, "alpha", 0), number(beta, "beta")
+        self.k = number(k, "k", 0, bounds="()")
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         expect_rank(shape, 4, "N, C, H, W")
@@ -147,9 +147,7 @@ class Dropout(Layer):
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
-        if not 0 <= p < 1:
-            raise ArgumentError(f"p is {p}; it must lie in [0, 1)")
-        self.p, self.inplace = float(p), inplace
+        self.p, self.inplace = number(p, "p", 0, 1), inplace
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape

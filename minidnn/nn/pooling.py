@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from minidnn.arguments import is_count
 from minidnn.errors import ArgumentError, ShapeError
 from minidnn.nn.layer import Layer, expect_rank, pair
 
@@ -25,7 +26,7 @@ class _Pool2d(Layer):
         self.stride = self.kernel if stride is None else pair(stride, "stride", 1)
         pads = pair(padding, "padding", 0)
         if any(2 * p > k for p, k in zip(pads, self.kernel, strict=True)):
-            raise ArgumentError(f"padding is {padding}; it must be at most half of kernel_size {self.kernel}")
+            raise ArgumentError(f"padding is {padding!r}; it must be at most half of kernel_size {self.kernel}")
         self.padding = ((pads[0], pads[0]), (pads[1], pads[1]))
         self.dilation = pair(dilation, "dilation", 1)
         self.ceil_mode = bool(ceil_mode)
@@ -133,8 +134,8 @@ class AdaptiveAvgPool2d(Layer):
 
     def __init__(self, output_size: int | tuple[int | None, int | None]) -> None:
         super().__init__()
-        sizes = (output_size, output_size) if isinstance(output_size, int) else tuple(output_size)
-        if len(sizes) != 2 or any(s is not None and (not isinstance(s, int) or s < 1) for s in sizes):
+        sizes = tuple(output_size) if isinstance(output_size, (tuple, list)) else (output_size, output_size)
+        if len(sizes) != 2 or not all(is_count(s) or (s is None and output_size is not None) for s in sizes):
             raise ArgumentError(f"output_size is {output_size!r}; it must be an int or a pair, each 1 or more or None")
         self.output_size = sizes
 

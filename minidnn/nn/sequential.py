@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
+from numbers import Integral
 from typing import Any, Protocol, overload
 
 import numpy as np
 
+from minidnn.arguments import count, sample_shape
 from minidnn.errors import ArgumentError, CheckpointError, ShapeError
 from minidnn.graph.tensor import Role
 from minidnn.nn.layer import Layer, Parameter
@@ -26,13 +29,13 @@ class Sequential(Layer):
     """A chain of layers, positional (`Sequential(a, b)`, names "0", "1") or named (`Sequential({"features": a})`).
 
     `input_shape` is the (C,H,W) that the network is made for, where that is known. The network owns its weights in
-    host memory; they are drawn from `initialize(seed)` or at first use with seed 0.
+    host memory; they are drawn from `initialize(seed)` or at first use with seed 0. A layer with weights has one place.
     """
 
     kind = "sequential"
 
     def __init__(
-        self, *layers: Layer | Mapping[str, Layer], input_shape: tuple[int, int, int] | None = None
+        self, *layers: Layer | Mapping[str, Layer], input_shape: tuple[int, ...] | None = None
     ) -> None:
         super().__init__()
         self.input_shape = input_shape
@@ -43,11 +46,24 @@ class Sequential(Layer):
         for name, layer in pairs:
             if not isinstance(layer, Layer):
                 raise ArgumentError(f"child {name!r} is {layer!r}; Sequential takes layers or one dict of named layers")
+            if not hasattr(layer, "parameters"):
+                kind = type(layer).__name__
+                raise ArgumentError(f"child {name!r} has no parameters; {kind} must call super().__init__()")
             if not isinstance(name, str) or not name or "." in name or "@" in name:
                 raise ArgumentError(f"child name is {name!r}; it must be a non-empty string without '.' and '@'")
             self._children[name] = layer
+        self._refuse_shared_weights()
 
     # -- structure -------------------------------------------------------------------------------------------------
+
+    @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        """(C, H, W) of one sample, or (features,), where it is known."""
+        return self._input_shape
+
+    @input_shape.setter
+    def input_shape(self, shape: tuple[int, ...] | None) -> None:
+        self._input_shape = None if shape is None else sample_shape(shape)
 
     def children(self) -> tuple[Layer, ...]:
         """The direct children, in order."""
@@ -60,8 +76,31 @@ class Sequential(Layer):
         name = str(len(self._children))
         if name in self._children:
             raise ArgumentError(f"child {name!r} exists already; append to a Sequential with positional names")
+        if layer is self or (isinstance(layer, Sequential) and any(inner is self for inner in layer.nested())):
+            raise ArgumentError("layer is this Sequential, or has it inside; append another one")
         self._children[name] = layer
+        try:
+            self._refuse_shared_weights()
+        except ArgumentError:
+            del self._children[name]
+            raise
         return self
+
+    def nested(self) -> Iterator[Sequential]:
+        """All Sequentials inside this one."""
+        for child in self._children.values():
+            if isinstance(child, Sequential):
+                yield child
+                yield from child.nested()
+
+    def _refuse_shared_weights(self) -> None:
+        """A layer that is here twice would get two gradients and two updates, one of which would be lost."""
+        seen: dict[int, str] = {}
+        for path, layer in self.leaves():
+            if layer.parameters and id(layer) in seen:
+                first = seen[id(layer)]
+                raise ArgumentError(f"child {path!r} is layer {first!r} again; weights cannot be shared: make another")
+            seen[id(layer)] = path
 
     @overload
     def __getitem__(self, key: int | str) -> Layer: ...
@@ -73,7 +112,7 @@ class Sequential(Layer):
             return Sequential(dict(list(self._children.items())[key]), input_shape=self.input_shape)
         try:
             return self._children[key] if isinstance(key, str) else self.children()[key]
-        except (KeyError, IndexError):
+        except (KeyError, IndexError, TypeError):
             raise ArgumentError(f"child is {key!r}; this Sequential has {', '.join(self._children)}") from None
 
     def __getattr__(self, name: str) -> Layer:
@@ -111,6 +150,7 @@ class Sequential(Layer):
 
     def initialize(self, seed: int = 0) -> Sequential:
         """Draw every weight that has no value yet from (seed, its name)."""
+        self._refuse_shared_weights()
         for name, parameter in self.named_parameters():
             parameter.materialize(name, seed)
         return self
@@ -123,6 +163,8 @@ class Sequential(Layer):
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Take weights by name (arrays or anything np.asarray accepts). All names and shapes are checked first."""
+        if not isinstance(state, Mapping):
+            raise ArgumentError(f"state is {type(state).__name__}; it must be a dict of arrays by name")
         own = dict(self.named_parameters())
         given = {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}
         missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
@@ -130,7 +172,7 @@ class Sequential(Layer):
             raise CheckpointError(
                 f"weights do not fit the network: missing {missing[:4] or 'none'}, unknown {unknown[:4] or 'none'}"
             )
-        arrays = {name: np.asarray(given[name]) for name in own if name in given}
+        arrays = {name: _numbers(name, given[name]) for name in own if name in given}
         for name, array in arrays.items():
             if array.shape != own[name].shape:
                 raise CheckpointError(
@@ -141,12 +183,12 @@ class Sequential(Layer):
         if self.owner is not None:
             self.owner.push()
 
-    def summary(self, batch: int = 1, input_shape: tuple[int, int, int] | None = None) -> Summary:
+    def summary(self, batch: int = 1, input_shape: tuple[int, ...] | None = None) -> Summary:
         """Table of layers: output shape, parameters, MACs, activation bytes (fp32). Print it."""
-        shape = input_shape or self.input_shape
+        shape = self.input_shape if input_shape is None else input_shape
         if shape is None:
             raise ArgumentError("input_shape is None; give the (C, H, W) of one image")
-        return Summary.of(self, (batch, *shape))
+        return Summary.of(self, (count(batch, "batch"), *sample_shape(shape)))
 
     def __repr__(self) -> str:
         lines = [f"  ({name}): " + repr(child).replace("\n", "\n  ") for name, child in self._children.items()]
@@ -156,9 +198,23 @@ class Sequential(Layer):
 def infer_at(path: str, layer: Layer, shape: tuple[int, ...]) -> tuple[int, ...]:
     """`layer.infer`, with the layer's path in front of what it says."""
     try:
-        return layer.infer(shape)
+        found = layer.infer(shape)
     except ShapeError as error:
         raise ShapeError(f"layer {path} ({type(layer).__name__}): {error}") from None
+    except NotImplementedError:
+        raise ArgumentError(f"layer {path} ({type(layer).__name__}) does not define infer") from None
+    if not isinstance(found, tuple) or not all(isinstance(n, Integral) for n in found):
+        raise ShapeError(f"layer {path} ({type(layer).__name__}): infer returned {found!r}; it must be a tuple of ints")
+    return found
+
+
+def _numbers(name: str, value: object) -> np.ndarray:
+    """A weight as the array that it is, or can be made."""
+    try:
+        array = np.asarray(value)
+        return array if array.dtype.kind in "biuf" else array.astype(np.float32, casting="same_kind")
+    except Exception as error:  # what arrays of other libraries raise is theirs to choose
+        raise CheckpointError(f"weight {name} is no array of real numbers: {error}") from None
 
 
 class Summary:
@@ -181,7 +237,7 @@ class Summary:
                     "output_shape": list(shape),
                     "parameters": sum(p.size for p in layer.parameters.values() if p.role is Role.WEIGHT),
                     "macs": layer.macs(macs_at),
-                    "activation_bytes": 4 * int(np.prod(shape, dtype=np.int64)),
+                    "activation_bytes": 4 * prod(shape),
                 }
             )
         keys = ("parameters", "macs", "activation_bytes")

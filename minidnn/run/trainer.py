@@ -21,7 +21,7 @@ from minidnn.plan.compress import report
 from minidnn.plan.registry import parse_mode
 from minidnn.profile.profile import Algorithm
 from minidnn.run.adaptive import Adaptive
-from minidnn.run.arguments import check_numbers, check_parts, sample_shape
+from minidnn.run.arguments import check_numbers, check_parts, shape_for
 from minidnn.run.choose import Options
 from minidnn.run.executor import Executor
 from minidnn.run.observe import GradientObserver
@@ -99,9 +99,9 @@ class Trainer:
     ) -> None:  # fmt: skip
         check_parts(net, loss, optimizer, device)
         check_numbers(batch, micro_batch, max_norm, seed)
-        self.sample_shape = sample_shape(net, input_shape)
+        self.sample_shape = shape_for(net, input_shape)
         self.net, self.loss, self.optimizer = net, loss, optimizer
-        self.batch, self.micro_batch, self.seed = batch, micro_batch or batch, seed
+        self.batch, self.micro_batch, self.seed = int(batch), int(micro_batch or batch), int(seed)
         self.step_count = self.epoch_count = 0
         self.stop_requested = False
         self._failed = self._closed = self._changed = False
@@ -114,7 +114,6 @@ class Trainer:
         )  # fmt: skip
         limit = None if packed_limit is None else parse_size(packed_limit, "packed_limit")
         Target(target or "paper", precision)  # refuses other names before a device is opened
-        net.initialize(seed)
         self.device = (
             open_device(device, precision=precision, deterministic=deterministic) if isinstance(device, str) else device
         )
@@ -146,6 +145,7 @@ class Trainer:
         ]  # fmt: skip
 
     def _open(self) -> None:
+        self.net.initialize(self.seed)  # after planning: what does not fit costs no drawing of weights
         graph = self.schedule.graph
         parts = -(-self.batch // self.micro_batch)
         self._output_shape = self.net.infer((self.batch, *self.sample_shape))

@@ -33,7 +33,9 @@ ROWS = (
     ("minidnn.models",),
     ("minidnn.nn", "minidnn.optim"),
     ("minidnn.graph",),
-    ("minidnn.units", "minidnn.errors"),
+    ("minidnn.units",),
+    ("minidnn.arguments",),
+    ("minidnn.errors",),
 )  # fmt: skip
 
 HEAVY = {"cupy", "cupyx", "cudnn", "numba", "matplotlib", "PIL", "torch", "tqdm"}

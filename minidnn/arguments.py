@@ -1,0 +1,57 @@
+"""What a number or a shape that a user gives must be: one sentence where it is not, else the plain Python value.
+
+NumPy's scalars are numbers too; bools and strings are none.
+"""
+
+from __future__ import annotations
+
+from math import inf, isfinite
+from numbers import Integral, Real
+from typing import TypeGuard
+
+from minidnn.errors import ArgumentError
+
+LARGEST = 2**31 - 1
+"""Of counts: far beyond what memory holds, while the bytes that they make stay within an address."""
+
+
+def is_count(value: object, least: int = 1) -> TypeGuard[int]:
+    """Whether it is an int of at least `least`."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= LARGEST
+
+
+def count(value: object, argument: str, least: int = 1) -> int:
+    """An int of at least `least`."""
+    if is_count(value, least):
+        return int(value)
+    most = f", at most {LARGEST}" if isinstance(value, int) and value > LARGEST else ""
+    raise ArgumentError(f"{argument} is {value!r}; it must be an int of {least} or more{most}")
+
+
+def number(value: object, argument: str, low: float = -inf, high: float = inf, bounds: str = "[)") -> float:
+    """A finite number from `low` to `high`; a bracket in `bounds` takes the end in, a parenthesis leaves it out."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        found = float(value)
+        above = found >= low if bounds[0] == "[" else found > low
+        below = found <= high if bounds[1] == "]" else found < high
+        if isfinite(found) and above and below:
+            return found
+    if high < inf:
+        where = f" in {bounds[0]}{low:g}, {high:g}{bounds[1]}"
+    else:
+        where = "" if low == -inf else f" of {low:g} or more" if bounds[0] == "[" else f" above {low:g}"
+    raise ArgumentError(f"{argument} is {value!r}; it must be a number{where}")
+
+
+def sample_shape(value: object, argument: str = "input_shape") -> tuple[int, ...]:
+    """The shape of one sample: (C, H, W), or (features,)."""
+    if isinstance(value, (tuple, list)) and len(value) in (1, 3) and all(is_count(n) for n in value):
+        return tuple(int(n) for n in value)
+    raise ArgumentError(f"{argument} is {value!r}; it must be (C, H, W), or (features,), each 1 or more")
+
+
+def image_shape(value: object, argument: str = "input_shape") -> tuple[int, int, int]:
+    """(C, H, W) of one image."""
+    if isinstance(value, (tuple, list)) and len(value) == 3 and all(is_count(n) for n in value):
+        return int(value[0]), int(value[1]), int(value[2])
+    raise ArgumentError(f"{argument} is {value!r}; it must be (C, H, W), each 1 or more")
