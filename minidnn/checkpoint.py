@@ -2,16 +2,19 @@
 
 `DIR/step-00000120/` holds `weights.safetensors` (PyTorch's names and layout, loadable anywhere),
 `optimizer.safetensors` and `state.json`. A checkpoint is written beside its final name, synced and renamed; the two
-newest are kept.
+newest are kept. What is being written, or on its way out, has a hidden name: `.step-00000120.partial` or `.old`. A run
+has its directory to itself.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,8 @@ import numpy as np
 from minidnn.errors import CheckpointError
 
 KEPT = 2
-_NAME = re.compile(r"step-(\d+)")
+VERSION = 1
+_NAME = re.compile(r"step-(\d{1,18})|\.step-(\d{1,18})\.old")
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,38 @@ class Checkpoint:
     weights: Mapping[str, np.ndarray]
     optimizer: Mapping[str, np.ndarray]
     state: Mapping[str, Any]
+
+
+@contextmanager
+def taken(directory: Path) -> Iterator[None]:
+    """Have a directory, made where it is missing, for one run's checkpoints alone.
+
+    Raises CheckpointError where it cannot be written, or while another run has it.
+    """
+    try:
+        made = not directory.exists()
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+        raise CheckpointError(f"checkpoint directory {directory} cannot be written: {reason}") from None
+    try:
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise CheckpointError(f"checkpoint directory {directory} cannot be written: no permission, or read-only")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"checkpoint directory {directory} is in use by another run; name another, or wait for its end"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
+        if made:
+            with suppress(OSError):  # nothing was saved: leave nothing behind
+                directory.rmdir()
 
 
 def save(directory: Path, step: int, checkpoint: Checkpoint) -> Path:
@@ -43,11 +79,15 @@ def save(directory: Path, step: int, checkpoint: Checkpoint) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         for left in directory.glob(".step-*.partial"):  # by a process that was killed
             shutil.rmtree(left)
+        newest = _newest(directory)
+        if newest is not None and newest.name.startswith("."):
+            os.replace(newest, newest.with_name(newest.name[1:].removesuffix(".old")))
         partial.mkdir()
         for name, arrays in (("weights", checkpoint.weights), ("optimizer", checkpoint.optimizer)):
             contiguous = {key: np.ascontiguousarray(value) for key, value in arrays.items()}
             save_file(contiguous, partial / f"{name}.safetensors")
-        (partial / "state.json").write_text(json.dumps(dict(checkpoint.state), indent=1) + "\n")
+        state = {"version": VERSION, **checkpoint.state}
+        (partial / "state.json").write_text(json.dumps(state, indent=1) + "\n")
         for path in partial.iterdir():
             _sync(path)
         _put(partial, final)
@@ -59,50 +99,60 @@ def save(directory: Path, step: int, checkpoint: Checkpoint) -> Path:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    for _, old in _existing(directory)[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+    for old in _existing(directory)[:-KEPT]:
+        with suppress(OSError):
+            os.replace(old, _hidden(old))  # first: a checkpoint with a name is whole
+    for left in directory.glob(".step-*.old"):
+        shutil.rmtree(left, ignore_errors=True)
     return final
 
 
 def _put(partial: Path, final: Path) -> None:
     """Give a finished checkpoint its name; one that has it already goes only when this one is in its place."""
-    if not final.exists():
-        os.replace(partial, final)
-        return
-    old = partial.with_suffix(".old")
+    old = _hidden(final)
     shutil.rmtree(old, ignore_errors=True)
-    os.replace(final, old)
+    if final.exists():
+        os.replace(final, old)
     try:
         os.replace(partial, final)
     except BaseException:
-        os.replace(old, final)
+        if old.exists():
+            os.replace(old, final)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+
+
+def _hidden(path: Path) -> Path:
+    """The name of a checkpoint that is on its way out."""
+    return path.with_name(f".{path.name}.old")
 
 
 def refuse_newer(directory: Path, step: int) -> None:
     """Raises CheckpointError when a directory holds checkpoints of a later step than the run that will save there: it
     is another run's, whose checkpoints would be lost or taken for this one's."""
-    existing = _existing(directory) if directory.is_dir() else []
-    if existing and existing[-1][0] > step:
+    newest = _newest(directory) if directory.is_dir() else None
+    if newest is not None and _step(newest) > step:
         raise CheckpointError(
-            f"checkpoint directory {directory} has step {existing[-1][0]} of another run: resume that, or name another"
+            f"checkpoint directory {directory} has step {_step(newest)} of another run: resume that, or name another"
         )
 
 
 def read(path: Path) -> Checkpoint:
     """Read a checkpoint: its own directory, or the newest in a directory of several. Raises CheckpointError."""
     if not (path / "state.json").exists():
-        existing = _existing(path) if path.is_dir() else []
-        if not existing:
+        newest = _newest(path) if path.is_dir() else None
+        if newest is None:
             raise CheckpointError(f"checkpoint {path} does not exist; give a directory that --checkpoint wrote")
-        path = existing[-1][1]
+        path = newest
     try:
-        state = json.loads((path / "state.json").read_text())
-    except (OSError, ValueError) as error:
+        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {path / 'state.json'} cannot be read: {error}") from None
     if not isinstance(state, dict):
         raise CheckpointError(f"checkpoint {path / 'state.json'} is no JSON object; it was not written by minidnn")
+    if state.get("version") != VERSION:
+        raise CheckpointError(
+            f"checkpoint {path} has version {state.get('version')!r:.40}; this minidnn reads version {VERSION}"
+        )
     return Checkpoint(
         read_weights(path / "weights.safetensors"), read_weights(path / "optimizer.safetensors"), state
     )
@@ -110,7 +160,7 @@ def read(path: Path) -> Checkpoint:
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:
     """Weights of a safetensors file by name (float32; half precisions are widened). Raises CheckpointError."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     try:
         import ml_dtypes  # noqa: F401 - registers bfloat16 with NumPy
@@ -119,15 +169,29 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except FileNotFoundError:
         raise CheckpointError(f"weights {path} do not exist") from None
-    except (OSError, SafetensorError, ValueError, TypeError) as error:
-        raise CheckpointError(f"weights {path} are no readable safetensors file: {error}") from None
+    except Exception as error:  # of a damaged file, whatever its reader trips over first
+        reason = "it is a directory" if path.is_dir() else error
+        raise CheckpointError(f"weights {path} are no readable safetensors file: {reason}") from None
     wide = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64))
     return {name: a if a.dtype in wide else a.astype(np.float32) for name, a in arrays.items()}
 
 
-def _existing(directory: Path) -> list[tuple[int, Path]]:
-    found = [(int(m[1]), p) for p in directory.iterdir() if (m := _NAME.fullmatch(p.name)) and p.is_dir()]
-    return sorted(found)
+def _existing(directory: Path) -> list[Path]:
+    """The checkpoints, oldest first."""
+    return sorted((path for path in directory.glob("step-*") if _step(path) >= 0), key=_step)
+
+
+def _newest(directory: Path) -> Path | None:
+    """The newest checkpoint. A process that was killed while it replaced one of the same step may have left it under
+    its hidden name alone; that it is whole is certain of the newest only."""
+    hidden = [path for path in directory.glob(".step-*.old") if _step(path) >= 0]
+    return max([*_existing(directory), *hidden], key=_step, default=None)  # of equals the first: the one with a name
+
+
+def _step(path: Path) -> int:
+    """The step of a checkpoint by its name; -1 of what is none."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1] or match[2]) if match and path.is_dir() else -1
 
 
 def _sync(path: Path) -> None:

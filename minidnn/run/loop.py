@@ -6,19 +6,20 @@ One batch is in flight while the next is issued and the one after is loaded: thr
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from minidnn import checkpoint as checkpoints
+from minidnn.arguments import is_count
 from minidnn.data.dataset import Data, Dataset
 from minidnn.data.loader import Loader, batch_count
 from minidnn.errors import ArgumentError, CheckpointError
 from minidnn.nn.loss import CrossEntropyLoss
-from minidnn.run.arguments import is_count
 
 if TYPE_CHECKING:
     from minidnn.run.trainer import FeedSlot, Pending, StepResult, Trainer
@@ -79,20 +80,19 @@ def fit(
     for name, value in (("epochs", epochs), ("steps", steps), ("checkpoint_every", checkpoint_every)):
         if not is_count(value) and (value is not None or name == "epochs"):
             raise ArgumentError(f"{name} is {value!r}; it must be an int of 1 or more")
-    run = _Run(trainer, _as_data(data), epochs, steps, shuffle, checkpoint, checkpoint_every)
-    run.begin(None if resume is None else Path(resume))
-    stream: TextIO | None = None
-    if log is not None:
+    directory = _path("checkpoint", checkpoint)
+    if checkpoint_every is not None and directory is None:
+        raise ArgumentError(f"checkpoint_every is {checkpoint_every}, but checkpoint is None; name a directory")
+    run = _Run(trainer, _as_data(data), epochs, steps, shuffle, directory, checkpoint_every)
+    with checkpoints.taken(directory) if directory is not None else nullcontext():
+        run.begin(_path("resume", resume))
+        stream = _open_log(_path("log", log))
         try:
-            stream = open(log, "a", encoding="utf-8")  # noqa: SIM115 - closed below, after many epochs
-        except OSError as error:
-            raise ArgumentError(f"log {log} cannot be written: {error.strerror}") from None
-    try:
-        return run.train(stream, evaluate_epochs, progress, on_epoch)
-    finally:
-        if stream is not None:
-            with suppress(OSError):  # every line was flushed; a disk that was full then has been reported
-                stream.close()
+            return run.train(stream, evaluate_epochs, progress, on_epoch)
+        finally:
+            if stream is not None:
+                with suppress(OSError):  # every line was flushed; a disk that was full then has been reported
+                    stream.close()
 
 
 def evaluate(trainer: Trainer, data: Data | Dataset) -> dict[str, float]:
@@ -118,7 +118,7 @@ class _Run:
     epochs: int
     steps: int | None
     shuffle: bool
-    checkpoint: str | Path | None
+    checkpoint: Path | None
     checkpoint_every: int | None
     epoch: int = 0
     batch: int = 0  # batches of this epoch that are done
@@ -141,7 +141,7 @@ class _Run:
             self.epochs += trainer.epoch_count
             self.steps = None if self.steps is None else self.steps + trainer.step_count
         if self.checkpoint is not None:
-            checkpoints.refuse_newer(Path(self.checkpoint), trainer.step_count)
+            checkpoints.refuse_newer(self.checkpoint, trainer.step_count)
 
     def train(
         self, log: TextIO | None, evaluate_epochs: bool, progress: bool,
@@ -160,11 +160,11 @@ class _Run:
                 metrics |= evaluate(trainer, self.data)
             trainer.pull()  # whatever happens in the next epoch, this one's weights are safe
             self.result.metrics = metrics
+            if self.checkpoint is not None:
+                self.save()  # first: a log that cannot be written, or a reader that has gone, must not cost the epoch
             self._write(log, {"epoch": self.epoch, **metrics, "images_per_s": self.result.images_per_s})
             if on_epoch:
                 on_epoch(self.epoch, metrics)
-            if self.checkpoint is not None:
-                self.save()
         self.result.interrupted, trainer.stop_requested = trainer.stop_requested, False
         if self.checkpoint is not None and self.batch:
             self.save()
@@ -182,8 +182,6 @@ class _Run:
 
     def _epoch(self, log: TextIO | None, progress: bool) -> Totals:
         """Train until the epoch ends, enough steps are done, or a stop is requested."""
-        from tqdm import tqdm
-
         trainer, totals = self.trainer, Totals()
         loader = Loader(
             self.data.train, trainer.batch, trainer._slots, shuffle=self.shuffle, seed=trainer.seed,
@@ -191,7 +189,7 @@ class _Run:
         )  # fmt: skip
         pending: list[tuple[Pending, FeedSlot]] = []
         began = time.perf_counter()
-        bar = tqdm(total=len(loader), desc=f"epoch {self.epoch + 1}", leave=False, disable=not progress)
+        bar = _bar(len(loader), f"epoch {self.epoch + 1}") if progress else None
 
         def settle() -> None:
             issued, slot = pending.pop(0)
@@ -201,8 +199,9 @@ class _Run:
             self.result.images += result.rows
             record = {"step": result.step, "loss": result.loss, "accuracy": result.accuracy, "rows": result.rows}
             self._write(log, record)
-            bar.set_postfix(loss=f"{result.loss:.4f}", refresh=False)
-            bar.update()
+            if bar is not None:
+                bar.set_postfix(loss=f"{result.loss:.4f}", refresh=False)
+                bar.update()
 
         try:
             with loader as batches:
@@ -226,19 +225,18 @@ class _Run:
                 slot.release()
             raise
         finally:
-            bar.close()
+            if bar is not None:
+                bar.close()
             self.result.seconds += time.perf_counter() - began
         return totals
 
     def save(self) -> None:
         """Write a checkpoint of this moment."""
         trainer = self.trainer
-        state = {
-            "version": 1, "step": trainer.step_count, "epoch": self.epoch, "batch": self.batch, **self._same,
-        }  # fmt: skip
+        state = {"step": trainer.step_count, "epoch": self.epoch, "batch": self.batch, **self._same}
         content = checkpoints.Checkpoint(trainer.state_dict(), trainer.optimizer_state(), state)
         assert self.checkpoint is not None
-        self.result.checkpoint = checkpoints.save(Path(self.checkpoint), trainer.step_count, content)
+        self.result.checkpoint = checkpoints.save(self.checkpoint, trainer.step_count, content)
 
     @property
     def _same(self) -> dict[str, Any]:
@@ -257,8 +255,8 @@ class _Run:
                 raise CheckpointError(
                     f"checkpoint {path} has {key} {found.state.get(key)}; this run has {own}: use the same to resume"
                 )
-        counts = [n for key in ("step", "epoch", "batch") if isinstance(n := found.state.get(key), int) and n >= 0]
-        if len(counts) < 3:
+        counts = [int(n) for key in ("step", "epoch", "batch") if is_count(n := found.state.get(key), 0)]
+        if len(counts) < 3 or counts[2] >= self._batches:
             raise CheckpointError(f"checkpoint {path} does not say where it stopped; its state.json is damaged")
         trainer.net.load_state_dict(found.weights)
         trainer.load_optimizer_state(found.optimizer)
@@ -279,6 +277,31 @@ class _Run:
             log.flush()
         except OSError as error:
             raise ArgumentError(f"log {log.name} cannot be written: {error.strerror}") from None
+
+
+def _bar(total: int, title: str) -> Any:
+    """A progress bar. tqdm's own keeps a thread that watches it for good."""
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc,unused-ignore]
+        monitor_interval = 0
+
+    return Bar(total=total, desc=title, leave=False)
+
+
+def _path(argument: str, value: object) -> Path | None:
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)) or not str(value):
+        raise ArgumentError(f"{argument} is {value!r}; it must be a path")
+    return Path(value)
+
+
+def _open_log(path: Path | None) -> TextIO | None:
+    try:
+        return None if path is None else open(path, "a", encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"log {path} cannot be written: {error.strerror}") from None
 
 
 def _as_data(data: Data | Dataset) -> Data:

@@ -9,8 +9,9 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 
 from minidnn import Trainer, checkpoint, nn, optim
 from minidnn.data import Data, from_arrays
-from minidnn.errors import CheckpointError, NonFiniteLoss
+from minidnn.errors import ArgumentError, CheckpointError, NonFiniteLoss
 from minidnn.run.loop import FitResult
 
 BATCH = 4
@@ -113,7 +114,7 @@ def test_checkpoints_come_at_epochs_and_intervals_and_two_are_kept(tmp_path: Pat
             data(), 2, checkpoint=tmp_path, checkpoint_every=3,
             on_epoch=lambda *_: seen.append(sorted(p.name for p in tmp_path.iterdir())),
         )  # fmt: skip
-    assert seen == [["step-00000003"], ["step-00000004", "step-00000006"]]
+    assert seen == [["step-00000003", "step-00000004"], ["step-00000006", "step-00000008"]]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000006", "step-00000008"]
 
 
@@ -130,7 +131,7 @@ def test_a_full_disk_at_any_point_leaves_the_last_checkpoint(
         saved = state(opened)
         with monkeypatch.context() as patch:
             patch.setattr(call, full_disk)
-            with pytest.raises(CheckpointError, match=r"step-00000008 cannot be written: No space left on device"):
+            with pytest.raises(CheckpointError, match=r"cannot be written: No space left on device"):
                 opened.fit(data(), 1, checkpoint=tmp_path)
         weights = opened.state_dict()
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000004"]
@@ -185,7 +186,7 @@ def test_what_the_system_really_refuses_to_write_is_said_so(tmp_path: Path) -> N
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with trainer() as opened, pytest.raises(CheckpointError, match=r"file/saved/step-00000004 cannot be written"):
+    with trainer() as opened, pytest.raises(CheckpointError, match=r"file/saved cannot be written: Not a directory"):
         opened.fit(data(), 1, checkpoint=tmp_path / "file" / "saved")
 
 
@@ -211,6 +212,131 @@ trainer().fit(data(), 3, checkpoint=Path({str(tmp_path)!r}))
         opened.fit(data(), 2, resume=tmp_path, checkpoint=tmp_path)
         assert state(opened) == whole
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["step-00000004", "step-00000008"]
+
+
+@pytest.mark.parametrize("dies_before", [1, 2])
+def test_a_process_killed_while_replacing_a_checkpoint_leaves_one_whole(tmp_path: Path, dies_before: int) -> None:
+    """The only checkpoint is written again, at the same step: the process dies with it under its hidden name alone, or
+    with both there."""
+    program = f"""
+import os, shutil, signal, sys
+from pathlib import Path
+from tests.host.test_checkpoints import data, trainer
+where = Path({str(tmp_path)!r})
+trainer().fit(data(), 1, checkpoint=where)
+replace, count = os.replace, iter(range(100))
+def dying(source, target):
+    if next(count) == {dies_before}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(source, target)
+os.replace = dying
+shutil.rmtree = lambda path, **_: os.kill(os.getpid(), signal.SIGKILL) if Path(path).exists() else None
+again = trainer()
+again.fit(data(), 1, steps=4, resume=where)
+from minidnn import checkpoint
+checkpoint.save(where, 4, checkpoint.read(where))
+"""
+    root = Path(__file__).parents[2]
+    died = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, cwd=root)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    names = {".step-00000004.old", "step-00000004" if dies_before == 2 else ".step-00000004.partial"}
+    assert {p.name for p in tmp_path.iterdir()} == names
+    whole, _, _ = finished(tmp_path, epochs=2, log=tmp_path / "log.jsonl")
+    with trainer() as opened:
+        opened.fit(data(), 2, resume=tmp_path, checkpoint=tmp_path)
+        assert state(opened) == whole
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["step-00000004", "step-00000008"]
+
+
+def test_an_old_checkpoint_goes_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(path: Path, **kwargs: Any) -> None:
+        if path.exists():
+            raise KeyboardInterrupt
+
+    content = checkpoint.Checkpoint({"w": np.ones(3, np.float32)}, {}, {})
+    for step in (1, 2):
+        checkpoint.save(tmp_path, step, content)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save(tmp_path, 3, content)
+    names = [".step-00000001.old", "step-00000002", "step-00000003"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == names
+    checkpoint.save(tmp_path, 4, content)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
+
+
+def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
+    busy = "is in use by another run; name another, or wait for its end"
+
+    def second(epoch: int, metrics: dict[str, float]) -> None:
+        with trainer() as other, pytest.raises(CheckpointError, match=busy):
+            other.fit(data(), 1, checkpoint=tmp_path)
+
+    with trainer() as opened:
+        opened.fit(data(), 2, checkpoint=tmp_path, on_epoch=second)
+        opened.fit(data(), 1, checkpoint=tmp_path)  # free again
+    assert checkpoint.read(tmp_path).state["step"] == 12
+
+
+def test_what_cannot_be_saved_is_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    with trainer() as opened:
+        with pytest.raises(CheckpointError, match="file cannot be written: it is a file"):
+            opened.fit(data(), 1, checkpoint=tmp_path / "file")
+        with pytest.raises(CheckpointError, match="cannot be written: File name too long"):
+            opened.fit(data(), 1, checkpoint=tmp_path / ("x" * 300))
+        monkeypatch.setattr(os, "access", lambda *_: False)
+        with pytest.raises(CheckpointError, match="new cannot be written: no permission, or read-only"):
+            opened.fit(data(), 1, checkpoint=tmp_path / "new")
+        for wrong in ("", 5, b"x"):
+            with pytest.raises(ArgumentError, match=r"checkpoint is .*; it must be a path"):
+                opened.fit(data(), 1, checkpoint=wrong)
+        with pytest.raises(ArgumentError, match="checkpoint_every is 2, but checkpoint is None; name a directory"):
+            opened.fit(data(), 1, checkpoint_every=2)
+        assert opened.step_count == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_epoch_is_saved_before_it_is_told(tmp_path: Path) -> None:
+    def gone(epoch: int, metrics: dict[str, float]) -> None:
+        raise BrokenPipeError
+
+    with trainer() as opened, pytest.raises(BrokenPipeError):
+        opened.fit(data(), 1, checkpoint=tmp_path, on_epoch=gone)
+    assert checkpoint.read(tmp_path).state["step"] == 4
+
+
+def test_training_leaves_no_thread_behind() -> None:
+    with trainer() as opened:
+        opened.fit(data(), 1)
+        opened.fit(data(), 1, progress=True)
+    assert not [thread.name for thread in threading.enumerate() if "tqdm" in thread.name or "loader" in thread.name]
+
+
+def test_a_damaged_state_or_weight_file_is_named(tmp_path: Path) -> None:
+    with trainer() as opened:
+        opened.fit(data(), 1, checkpoint=tmp_path)
+        whole = (tmp_path / "step-00000004" / "weights.safetensors").read_bytes()
+        for text in ("", "{", "[" * 100_000, "\udcff"):
+            (tmp_path / "step-00000004" / "state.json").write_text(text, errors="surrogateescape")
+            with pytest.raises(CheckpointError, match=r"state.json cannot be read"):
+                opened.fit(data(), 1, resume=tmp_path)
+    rng = np.random.default_rng(3)
+    for keep in (0, 7, 8, 100, len(whole) - 1):
+        (tmp_path / "cut").write_bytes(whole[:keep])
+        with pytest.raises(CheckpointError, match="no readable safetensors file"):
+            checkpoint.read_weights(tmp_path / "cut")
+    for _ in range(200):
+        damaged = bytearray(whole)
+        damaged[rng.integers(0, 400)] = rng.integers(0, 256)
+        (tmp_path / "cut").write_bytes(damaged)
+        with suppress(CheckpointError):  # some bytes are of names and numbers
+            checkpoint.read_weights(tmp_path / "cut")
+    with pytest.raises(CheckpointError, match="it is a directory"):
+        checkpoint.read_weights(tmp_path)
 
 
 def test_a_loss_that_is_nan_is_never_saved(tmp_path: Path) -> None:
@@ -247,6 +373,9 @@ def test_weights_that_are_nan_after_a_finite_loss_are_never_saved(tmp_path: Path
         (lambda s: s | {"samples": 100}, "has samples 100; this run has 16"),
         (lambda s: s | {"precision": "bf16"}, "has precision bf16; this run has fp32"),
         (lambda s: s | {"step": "x"}, "state.json is damaged"),
+        (lambda s: s | {"epoch": True}, "state.json is damaged"),
+        (lambda s: s | {"batch": 4}, "state.json is damaged"),
+        (lambda s: s | {"version": 2}, "has version 2; this minidnn reads version 1"),
         (lambda s: [s], "is no JSON object"),
     ],
 )
