@@ -7,9 +7,9 @@ from math import prod
 
 import numpy as np
 
+from minidnn.arguments import count, image_shape
 from minidnn.data.dataset import Arrays, Data, Floats, Indices, Shape, from_arrays
 from minidnn.data.randomness import Use, random_words
-from minidnn.errors import ArgumentError
 from minidnn.units import MiB
 
 # Distinct synthetic images are made up to this size; longer data sets repeat them.
@@ -26,14 +26,12 @@ def synthetic(shape: Shape, *, classes: int = 10, length: int = 512, seed: int =
     An image is the coarse pattern of its class plus noise of the same strength; pixels have mean 0 and deviation about
     1.4. Images are made beforehand, so that reading a batch costs one copy: up to 256 MiB of them, then they repeat.
     """
-    for name, value in (("classes", classes), ("length", length), ("each side of shape", min(shape))):
-        if value < 1:
-            raise ArgumentError(f"synthetic data: {name} is {value}; it must be a whole number of at least 1")
-    channels, height, width = shape
+    classes, length = count(classes, "synthetic data: classes"), count(length, "synthetic data: length")
+    channels, height, width = shape = image_shape(shape, "synthetic data: shape")
     cells = (min(_CELLS, height), min(_CELLS, width))
     patterns = _noise((classes, channels, *cells), seed, index=0)
     # Which cell each pixel row and column belongs to.
-    down, across = (np.arange(size) * count // size for size, count in zip((height, width), cells, strict=True))
+    down, across = (np.arange(size) * parts // size for size, parts in zip((height, width), cells, strict=True))
 
     def images(samples: int, limit: int, index: int) -> tuple[Floats, Indices]:
         """Distinct images [distinct, C, H, W] and, per sample, which of them it is."""

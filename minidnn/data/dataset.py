@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from minidnn.arguments import LARGEST, count, is_count
 from minidnn.data.randomness import holdout
 from minidnn.errors import ArgumentError, DataError
 
@@ -111,6 +112,15 @@ class Arrays:
         name: str = "data",
     ) -> None:
         _check_arrays(name, images, labels)
+        channels = images.shape[1]
+        for argument, values in (("mean", mean), ("std", std)):
+            if values is not None and (np.shape(values) != (channels,) or not np.isfinite(values).all()):
+                shape = list(np.shape(values))
+                raise ArgumentError(f"{argument} has shape {shape}; it must be a finite number for each channel")
+        if std is not None and not (np.asarray(std) > 0).all():
+            raise ArgumentError(f"std is {np.asarray(std).tolist()}; each must be above 0")
+        if rows is not None and len(rows) and not (np.min(rows) >= 0 and np.max(rows) < len(images)):
+            raise ArgumentError(f"rows go from {np.min(rows)} to {np.max(rows)}; there are {len(images)} samples")
         self._images = images
         self._labels = np.asarray(labels, np.int64)
         self._rows = np.arange(len(images)) if rows is None else rows
@@ -135,7 +145,8 @@ class Arrays:
             # "clip" lets NumPy write to x_out directly; the indices were checked when they picked the rows.
             np.take(self._images, rows, axis=0, out=x_out, mode="clip")
         else:
-            x_out[...] = self._images[rows]
+            with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and the loss with it
+                x_out[...] = self._images[rows]
         if self._mean is not None:
             x_out -= self._mean
         if self._scale is not None:
@@ -156,16 +167,20 @@ def from_arrays(
     (default: a tenth) becomes the test set. Images of bytes are brought to mean 0 and deviation 1 per channel, over the
     training samples; other images are taken as they are. Raises DataError as `Arrays` does.
     """
+    for argument, pair in (("train", train), ("test", test)):
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2) and (pair is not None or argument == "train"):
+            raise ArgumentError(f"{argument} is {type(pair).__name__}; it must be a pair of arrays, images and labels")
     images, labels = train
     pairs = [train] if test is None else [train, test]
     for pair in pairs:
         _check_arrays(name, *pair)
-    if classes is None:
-        classes = 1 + max(int(np.max(pair[1])) for pair in pairs)
+    classes = 1 + max(int(np.max(pair[1])) for pair in pairs) if classes is None else count(classes, "classes")
     train_rows, test_rows = np.arange(len(images)), None
+    if test_samples is not None and not (is_count(test_samples, 0) and test_samples < len(images)):
+        raise ArgumentError(f"test_samples is {test_samples!r}; it must be an int from 0 to {len(images) - 1}")
     if test is None:
-        count = len(images) // _HOLDOUT if test_samples is None else test_samples
-        train_rows, test_rows = holdout(np.asarray(labels, np.int64), count)
+        held_out = len(images) // _HOLDOUT if test_samples is None else test_samples
+        train_rows, test_rows = holdout(np.asarray(labels, np.int64), held_out)
         test = train if len(test_rows) else None
     mean, std = _statistics(images, train_rows) if images.dtype == np.uint8 else (None, None)
 
@@ -191,6 +206,9 @@ def format_shape(shape: tuple[int, ...]) -> str:
 
 
 def _check_arrays(name: str, images: NDArray[Any], labels: NDArray[Any]) -> None:
+    for content, array in (("images", images), ("labels", labels)):
+        if not isinstance(array, np.ndarray):
+            raise DataError(f"{name}: {content} are a {type(array).__name__}; they must be a NumPy array")
     if images.ndim != 4 or images.dtype.kind not in "buif" or 0 in images.shape[1:]:
         raise DataError(
             f"{name}: images are {images.dtype} of shape {list(images.shape)}; "
@@ -203,6 +221,9 @@ def _check_arrays(name: str, images: NDArray[Any], labels: NDArray[Any]) -> None
         )
     if len(images) == 0:
         raise DataError(f"{name} is empty; at least one sample is needed")
+    for sample in (int(labels.argmin()), int(labels.argmax())):
+        if not 0 <= int(labels[sample]) < LARGEST:
+            raise DataError(f"{name}: label {labels[sample]} of sample {sample} is out of range; classes count from 0")
 
 
 def _statistics(images: NDArray[np.uint8], rows: Indices) -> tuple[Floats, Floats]:

@@ -20,6 +20,7 @@ from minidnn.errors import DataError
 Pair = tuple[NDArray[Any], NDArray[Any]]
 
 # The third byte of an IDX file names the type of its numbers, which are stored high byte first.
+_IDX_MOST = 4  # dimensions
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
@@ -44,6 +45,8 @@ def read_idx(path: Path) -> NDArray[Any]:
             "where images of bytes have 00 00 08 03 and labels 00 00 08 01"
         )
     rank = magic[3]
+    if rank > _IDX_MOST:
+        raise DataError(f"{path} says that it has {rank} dimensions; images have 3 or 4 and labels 1")
     header = 4 + 4 * rank
     if len(payload) < header:
         raise DataError(f"{path} is truncated: it ends within its header; get the file again")
@@ -99,8 +102,10 @@ def open_npz(path: Path, input_shape: Shape | None = None) -> Data:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             train, test = _array_names(path, set(members))
             arrays = {name: _npz_member(path, archive, members[name]) for name in (*train, *test)}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        raise DataError(f"cannot read {path} as .npz: {error}; write it again with numpy.savez") from None
+    except DataError:
+        raise
+    except Exception as error:  # of a damaged file, whatever the first reader trips over: no list would be complete
+        raise DataError(f"cannot read {path} as .npz: {_reason(error)}; write it again with numpy.savez") from None
     return _from_named(path, arrays, train, test, input_shape)
 
 
@@ -117,9 +122,14 @@ def open_npy(directory: Path, input_shape: Shape | None = None) -> Data:
         path = directory / f"{name}.npy"
         try:
             arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"cannot read {path} as .npy: {error}; write it again with numpy.save") from None
+        except Exception as error:  # as above
+            raise DataError(f"cannot read {path} as .npy: {_reason(error)}; write it again with numpy.save") from None
     return _from_named(directory, arrays, train, test, input_shape)
+
+
+def _reason(error: Exception) -> str:
+    """What a library says of a file, without its advice on further lines."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def _idx_file(directory: Path, part: str, content: str) -> Path | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import re
+import os
 from pathlib import Path
 
+from minidnn.arguments import image_shape
 from minidnn.data.builtin import digits, synthetic
 from minidnn.data.dataset import Data, Shape, format_shape
 from minidnn.data.files import is_cifar, is_idx, is_npy, open_cifar, open_idx, open_npy, open_npz
 from minidnn.data.images import is_image_folder, open_image_folder
 from minidnn.errors import ArgumentError, DataError
+from minidnn.units import parse_shape, parse_whole
 
 _WHAT_WORKS = (
     "what works: digits, synthetic[:classes=10,length=512,shape=3x64x64], a .npz file, an x.npy file beside y.npy, "
@@ -17,7 +19,9 @@ _WHAT_WORKS = (
 )
 
 
-def open_data(spec: str, *, input_shape: Shape | None = None, seed: int = 0, augment: bool = True) -> Data:
+def open_data(
+    spec: str | os.PathLike[str], *, input_shape: tuple[int, ...] | None = None, seed: int = 0, augment: bool = True
+) -> Data:
     """The data that `spec` names: `digits`, `synthetic[:classes=C,length=N,shape=CxHxW]`, or a path.
 
     `minidnn.data` lists what a path may lead to. `input_shape` (C, H, W) is the shape of synthetic images, the size
@@ -25,23 +29,26 @@ def open_data(spec: str, *, input_shape: Shape | None = None, seed: int = 0, aug
     synthetic images and augmentation.
     Raises DataError, or ArgumentError for a wrong `spec`, with one sentence that says what would work.
     """
-    name, _, options = spec.partition(":")
+    if not isinstance(spec, (str, os.PathLike)) or not isinstance(text := os.fspath(spec), str) or not text:
+        raise ArgumentError(f"data is {spec!r}; {_WHAT_WORKS}")
+    shape = None if input_shape is None else image_shape(input_shape)
+    name, _, options = text.partition(":")
     if name == "synthetic":
-        return _open_synthetic(spec, options, input_shape, seed)
-    data = digits() if spec == "digits" else _open_path(spec, input_shape, seed, augment)
-    if input_shape is not None and data.input_shape != input_shape:
+        return _open_synthetic(text, options, shape, seed)
+    data = digits() if text == "digits" else _open_path(text, shape, seed, augment)
+    if shape is not None and data.input_shape != shape:
         raise DataError(
-            f"data {spec!r} are images of {format_shape(data.input_shape)}, not {format_shape(input_shape)}; "
+            f"data {text!r} are images of {format_shape(data.input_shape)}, not {format_shape(shape)}; "
             f"build the network for an input of {format_shape(data.input_shape)} or choose other data"
         )
     return data
 
 
 def _open_path(spec: str, input_shape: Shape | None, seed: int, augment: bool) -> Data:
-    path = Path(spec).expanduser()
-    if not path.exists():
-        raise DataError(f"data {spec!r} is no known name and no such file or directory exists; {_WHAT_WORKS}")
     try:
+        path = Path(spec).expanduser()
+        if not path.exists():
+            raise DataError(f"data {spec!r} is no known name and no such file or directory exists; {_WHAT_WORKS}")
         if path.suffix == ".npy" and path.stem in ("x", "x_train"):
             return open_npy(path.parent, input_shape)
         if path.suffix == ".npz":
@@ -59,6 +66,8 @@ def _open_path(spec: str, input_shape: Shape | None, seed: int, augment: bool) -
                     raise ArgumentError(f"data {spec!r} are images of any size; add an input shape, such as 3x224x224")
                 return open_image_folder(path, input_shape, seed=seed, augment=augment)
     except OSError as error:
+        raise DataError(f"cannot read data {spec!r}: {error.strerror or error}") from None
+    except RuntimeError as error:  # ~somebody, who has no home
         raise DataError(f"cannot read data {spec!r}: {error}") from None
     raise DataError(f"data {spec!r} is in no format that minidnn reads; {_WHAT_WORKS}")
 
@@ -68,11 +77,10 @@ def _open_synthetic(spec: str, options: str, input_shape: Shape | None, seed: in
     shape = input_shape
     for option in options.split(",") if options else ():
         key, _, value = option.partition("=")
-        if key in ("classes", "length") and re.fullmatch(r"\d+", value):
-            numbers[key] = int(value)
-        elif key == "shape" and re.fullmatch(r"\d+x\d+x\d+", value):
-            channels, height, width = map(int, value.split("x"))
-            shape = (channels, height, width)
+        if key in ("classes", "length"):
+            numbers[key] = parse_whole(value, f"data {spec!r}: {key}")
+        elif key == "shape":
+            shape = parse_shape(value, f"data {spec!r}: shape")
         else:
             raise ArgumentError(
                 f"data {spec!r}: {option!r} is no option; write classes=10, length=512 or shape=3x64x64"

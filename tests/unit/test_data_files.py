@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import struct
+import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -304,3 +306,70 @@ def test_a_truncated_npy_file_is_named(tmp_path: Path, keep: int) -> None:
     (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:keep])
     with pytest.raises(DataError, match=r"cannot read .*x.npy as .npy: .*; write it again with numpy.save"):
         open_data(str(tmp_path))
+
+
+def npy_bytes(header: str, payload: bytes = b"\0" * 64) -> bytes:
+    """A .npy file with any text as its header."""
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) + 1) + header.encode() + b"\n" + payload
+
+
+def described(shape: str) -> str:
+    return f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        described("(1000000000000000, 1, 8, 8)"), described("(99999999999999999999999, 1, 8, 8)"),
+        described("(-1, 1, 8, 8)"), described("(1.5, 1)"), described("((1,), 2)"), "{'descr': ", "(" * 500,
+        "garbage", "{'descr': __import__('os'), }", "{'descr': 'zz', 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': '<f4'" + " " * 60000 + ", 'fortran_order': False, 'shape': (1,)}",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["npy", "stored", "deflated"])
+def test_a_header_that_is_no_header_is_named_in_one_sentence(tmp_path: Path, header: str, kind: str) -> None:
+    members = {"x.npy": npy_bytes(header), "y.npy": npy_bytes(described("(3,)").replace("<f4", "<i8"))}
+    if kind == "npy":
+        for name, content in members.items():
+            (tmp_path / name).write_bytes(content)
+        path = tmp_path
+    else:
+        path = tmp_path / "set.npz"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED if kind == "stored" else zipfile.ZIP_DEFLATED) as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
+    with pytest.raises(DataError, match="cannot read") as refused:
+        read_all(open_data(str(path)).train)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_encrypted_npz_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "set.npz"
+    np.savez(path, x=np.zeros((4, 1, 2, 2)), y=np.zeros(4, int))
+    content = bytearray(path.read_bytes())
+    content[6] |= 1  # the flag, in the member's own header and in the directory's
+    content[content.find(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"cannot read .*set.npz as .npz: .*encrypted"):
+        open_data(str(path))
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_no_damaged_byte_of_an_npz_file_gives_another_error(tmp_path: Path, save: Callable[..., None]) -> None:
+    path, rng = tmp_path / "set.npz", np.random.default_rng(5)
+    save(path, x=rng.random((6, 1, 3, 3), np.float32), y=np.arange(6) % 3)
+    whole = path.read_bytes()
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for place in rng.integers(0, len(whole), 3):
+            damaged[place] = rng.integers(0, 256)
+        path.write_bytes(damaged)
+        with suppress(DataError):  # a flipped bit of a pixel is none
+            open_data(str(path))
+
+
+def test_an_idx_file_of_many_dimensions_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "array"
+    path.write_bytes(bytes([0, 0, 8, 200]) + b"\0\0\0\1" * 200 + b"x")
+    with pytest.raises(DataError, match="says that it has 200 dimensions; images have 3 or 4 and labels 1"):
+        read_idx(path)

@@ -168,7 +168,7 @@ def test_data_without_test_samples_say_so() -> None:
         (np.zeros((3, 1, 2, 2), complex), np.zeros(3, int), "images are complex128"),
         (np.zeros((3, 1, 2, 2)), np.zeros(4, int), r"labels are int64 of shape \[4\]; .* each of the 3 images"),
         (np.zeros((3, 1, 2, 2)), np.zeros(3), "labels are float64"),
-        (np.zeros((3, 1, 2, 2)), np.array([0, 1, -1]), "label -1 of sample 2 is out of range; labels of 2 classes"),
+        (np.zeros((3, 1, 2, 2)), np.array([0, 1, -1]), "label -1 of sample 2 is out of range; classes count from 0"),
     ],
 )
 def test_wrong_arrays_are_named(x: Array, y: Array, sentence: str) -> None:
@@ -201,10 +201,10 @@ def test_open_data_knows_the_built_in_names() -> None:
     [
         ("synthetic", "data 'synthetic' needs an input shape"),
         ("synthetic:size=3", "'size=3' is no option; write classes=10, length=512 or shape=3x64x64"),
-        ("synthetic:classes=ten", "'classes=ten' is no option"),
-        ("synthetic:shape=3x4x5,length=0", "length is 0; it must be a whole number of at least 1"),
-        ("synthetic:shape=3x4x5,classes=0", "classes is 0"),
-        ("synthetic:shape=3x0x5", "each side of shape is 0"),
+        ("synthetic:classes=ten", "classes is 'ten'; it must be a whole number of at least 1"),
+        ("synthetic:shape=3x4x5,length=0", "length is '0'; it must be a whole number of at least 1"),
+        ("synthetic:shape=3x4x5,classes=0", "classes is '0'"),
+        ("synthetic:shape=3x0x5", "shape is '3x0x5'"),
     ],
 )
 def test_a_wrong_synthetic_option_is_named(spec: str, sentence: str) -> None:
@@ -226,3 +226,78 @@ def test_unknown_data_list_what_works(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "notes.txt"):
         with pytest.raises(DataError, match="is in no format that minidnn reads; what works: digits, synthetic"):
             open_data(str(path))
+
+
+@pytest.mark.parametrize("spec", [None, 5, b"digits", ["digits"], ""])
+def test_data_that_are_no_name_and_no_path_are_refused(spec: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"data is .*; what works: digits") as refused:
+        open_data(spec)
+    assert repr(spec) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("~nobody-of-this-name/x", "home directory"),
+        ("x" * 5000, "File name too long"),
+        ("synthetic:shape=1x8x8,length=" + "9" * 5000, "must be a whole number of at least 1 and at most"),
+        ("synthetic:shape=1x8x8,classes=99999999999", "must be a whole number of at least 1 and at most"),
+        ("synthetic:shape=1x00x8", "shape is '1x00x8'"),
+    ],
+)
+def test_a_path_or_number_beyond_reason_is_refused(spec: str, sentence: str) -> None:
+    with pytest.raises((ArgumentError, DataError), match=sentence):
+        open_data(spec)
+
+
+@pytest.mark.parametrize("shape", ["1x8x8", (1, 8), (0, 1, 1), (1, 8.0, 8), 5])
+def test_an_input_shape_that_is_none_is_refused(shape: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"input_shape is .*; it must be \(C, H, W\), each 1 or more"):
+        open_data("synthetic", input_shape=shape)
+
+
+def test_a_path_object_names_data(tmp_path: Path) -> None:
+    np.savez(tmp_path / "sét 数.npz", x=np.ones((4, 1, 2, 2)), y=np.zeros(4, int))
+    assert len(open_data(tmp_path / "sét 数.npz").train) == 4
+
+
+@pytest.mark.parametrize(
+    ("labels", "sentence"),
+    [
+        (np.array([0, 10**12]), "label 1000000000000 of sample 1 is out of range; classes count from 0"),
+        (np.array([0, 2**64 - 1], np.uint64), "label 18446744073709551615 of sample 1 is out of range"),
+        (np.array([-3, -1]), "label -3 of sample 0 is out of range"),
+        ([0, 1], "labels are a list; they must be a NumPy array"),
+    ],
+)
+def test_labels_that_are_no_classes_are_named(labels: Any, sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        from_arrays("set", (np.ones((2, 1, 2, 2)), labels))
+
+
+X, Y = np.ones((4, 2, 3, 3)), np.array([0, 1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "options", "sentence"),
+    [
+        (from_arrays, ("set", None), {}, "train is NoneType; it must be a pair of arrays"),
+        (from_arrays, ("set", (X, Y)), {"test": X}, "test is ndarray; it must be a pair of arrays"),
+        (from_arrays, ("set", (X, Y)), {"classes": "2"}, "classes is '2'; it must be an int"),
+        (from_arrays, ("set", (X, Y)), {"test_samples": 4}, "test_samples is 4; it must be an int from 0 to 3"),
+        (from_arrays, ("set", (X, Y)), {"test_samples": -1}, "test_samples is -1"),
+        (Arrays, (X, Y), {"mean": np.ones(3)}, r"mean has shape \[3\]; it must be a finite number for each channel"),
+        (Arrays, (X, Y), {"std": np.zeros(2)}, r"std is \[0.0, 0.0\]; each must be above 0"),
+        (Arrays, (X, Y), {"rows": np.array([0, 4])}, "rows go from 0 to 4; there are 4 samples"),
+        (synthetic, ((1, 2, 2),), {"seed": 1.5}, "seed is 1.5; it must be a whole number"),
+        (synthetic, ((1, 2),), {}, r"shape is \(1, 2\)"),
+    ],
+)
+def test_a_wrong_argument_of_arrays_is_named(call: Any, arguments: Any, options: Any, sentence: str) -> None:
+    with pytest.raises((ArgumentError, DataError), match=sentence):
+        call(*arguments, **options)
+
+
+def test_numbers_beyond_float32_become_infinite_without_a_warning() -> None:
+    data = from_arrays("set", (np.full((4, 1, 2, 2), 1e300), np.zeros(4, int)), test_samples=0)
+    assert np.isinf(read_all(data.train)[0]).all()
