@@ -23,7 +23,7 @@ from minidnn.plan.vdnn import offload_plan
 from minidnn.run import adaptive, packing
 from minidnn.run.packing import Packer, _Packing
 from minidnn.run.program import Purpose
-from minidnn.schedule.actions import HostWait, Offload, PartAction, Prefetch, Schedule
+from minidnn.schedule.actions import Compress, Decompress, HostWait, Offload, PartAction, Prefetch, Schedule
 from minidnn.schedule.check import check
 from tests.host.runs import ROWS, batches, network, reference
 
@@ -111,6 +111,20 @@ def test_a_busy_codec_is_cancelled_or_awaited(monkeypatch: pytest.MonkeyPatch) -
     done, cancelled = gives_bases_bits(HostDevice("threads"), "vdnn++:all(m)")
     assert done >= 5 * len(ROWS)  # the slots of five tensors are wanted by others
     assert cancelled
+
+
+def test_the_host_does_not_wait_for_what_it_cancels() -> None:
+    """A cancelled unpacking counts as done when the tensor has been copied out, whatever the workers are at."""
+    with HostDevice("lazy") as device, trainer(device) as opened:
+        opened.step(*batches()[0])
+        executor = opened.executor(max(ROWS))
+        packs = {(a.host, a.part): a for a in opened.schedule.actions if isinstance(a, Compress)}
+        ends = {
+            a.host.name: executor.events[a.signal] is executor.events[packs[a.host, a.part].waits[0]]
+            for a in opened.schedule.actions
+            if isinstance(a, Decompress) and a.signal is not None and (a.host, a.part) in packs
+        }  # fmt: skip
+        assert sum(ends.values()) == executor.packer.cancelled > 0
 
 
 def test_either_all_parts_are_packed_or_the_host_has_the_tensor() -> None:
@@ -330,9 +344,12 @@ def test_auto_replans_between_iterations_and_keeps_the_bits(
             assert not check(schedule)
 
 
-def test_auto_sees_the_density_of_what_it_does_not_compress(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("interleaving", INTERLEAVINGS)
+def test_auto_sees_the_density_of_what_it_does_not_compress(
+    monkeypatch: pytest.MonkeyPatch, interleaving: str
+) -> None:
     monkeypatch.setattr(adaptive, "EVERY", 2)
-    with HostDevice() as device, trainer(device, compress="auto") as opened:
+    with HostDevice(interleaving) as device, trainer(device, compress="auto") as opened:
         for x, y in batches()[:2]:
             opened.step(x, y)
         assert opened.adaptive is not None

@@ -191,6 +191,7 @@ def test_a_tensor_is_unpacked_one_prefetch_ahead_and_awaited_in_whole() -> None:
         fetch = find(s, Prefetch, name)
         unpacks = parts(s, Decompress, name)
         assert find(s, Prefetch, before) < unpacks[0] < unpacks[-1] < fetch
+        assert s.actions[unpacks[0]].op < s.actions[fetch].op  # a layer computes meanwhile
         assert {s.actions[i].signal for i in unpacks} == set(s.actions[fetch - 1].waits)
     first = parts(s, Decompress, order[0])[0]
     assert s.actions[first].op >= s.graph.forward_ops
@@ -303,6 +304,12 @@ def a_packing_starts_before_the_copy_out_is_done(s: Schedule) -> Schedule:
     i = parts(s, Compress, "2.y")[1]
     token = s.actions[parts(s, Compress, "0.y")[0]].waits
     return changed(s, i, waits=token)
+
+
+@broken("race", "'decompress 7.y' .* may unpack before 'compress 7.y' .* is done")
+def another_worker_unpacks_at_any_time(s: Schedule) -> Schedule:
+    other = s.actions[parts(s, Compress, "7.y")[1]].signal
+    return changed(s, parts(s, Decompress, "7.y")[0], lane="codec-7", waits=(other,))
 
 
 @broken("codec", "'decompress 0.y' .* unpacks a part of 0.y that is not packed")
