@@ -42,6 +42,7 @@ from minidnn.schedule.actions import (
 )  # fmt: skip
 from minidnn.schedule.compress import Codecs, Slab, plan_slab
 from minidnn.schedule.lifetimes import lifetimes, trace
+from minidnn.schedule.needs import Needs
 from minidnn.units import round_up
 
 ALIGNMENT = 512
@@ -125,18 +126,18 @@ class Walk:
 
     def _load_batch(self) -> None:
         """The batch, its labels and the step scalars come in from the batch slot."""
-        for name in self._external:
+        for name in self.needs.external:
             if name not in self.live:
                 self._alloc(name, lane=self._lane_in)
             self._copy_in(name, HostRange("slot", name, 0, self.graph.tensors[name].nbytes))
         if self.plan.lifetime == "iteration":
-            for name in self._intermediates:
+            for name in self.needs.intermediates:
                 if name not in self.live and name not in self.plan.reserve:
                     self._alloc(name)
 
     def _stage(self, start: int, stop: int) -> None:
-        new = [n for i in range(start, stop) for n in self._first_written.get(i, ()) if n not in self.live]
-        missing = [n for n in self._needed(start, stop, new) if n not in self.live]
+        new = [n for n in self.needs.made(start, stop) if n not in self.live]
+        missing = [n for n in self.needs.touched(start, stop) if n not in new and n not in self.live]
         ahead = [n for n in self.plan.prefetch.get(start, ()) if n not in self.live and n not in missing]
         workspace = max((self.plan.algorithm(op).workspace for op in self.graph.ops[start:stop]), default=0)
 
@@ -153,9 +154,9 @@ class Walk:
             for name in ahead:
                 self._fetch(name, later)
 
-        leaving = self._leaving(start, stop)
+        leaving = self.needs.leaving(start, stop)
         # With host waits a copy-out runs beside the last op that reads its source; without, as soon as that is made.
-        departing = leaving if self._eager else self._made(start, stop)
+        departing = leaving if self._eager else self.needs.completed(start, stop)
         # Where the host must wait for a codec, it has better launched the computation before.
         at_once = [n for n in departing if n not in new and self._eager and not self._waits_for_slot(n)]
         for name in at_once:
@@ -179,7 +180,7 @@ class Walk:
             self._host_sync(COMPUTE)
         if self.plan.sync == "both":
             self._host_sync(MEMORY)
-        ended = [self.live[n] for n in self._ending(start, stop) if n not in leaving]
+        ended = [self.live[n] for n in self.needs.ending(start, stop) if n not in leaving]
         self._free([*([space] if space else []), *ended])
         self._leave(leaving)
 
@@ -194,7 +195,7 @@ class Walk:
 
     def _return_results(self) -> None:
         """The loss (inference: and the network's output) goes back to the slot; then nothing is left in the pool."""
-        results = [n for n in self._results if n in self.live]
+        results = [n for n in self.needs.results if n in self.live]
         for name in results:
             self._copy_out(name, HostRange("slot", name, 0, self.graph.tensors[name].nbytes))
         kept = {b.key for b in self.persistent}
@@ -216,67 +217,10 @@ class Walk:
             if others:
                 self._add(Wait(lane=lane, waits=others))
 
-    # -- which tensors ---------------------------------------------------------------------------------------------
-
     @cached_property
-    def _intermediates(self) -> tuple[str, ...]:
-        return tuple(n for n in self.graph.tensors if n not in self._persistent)
-
-    @cached_property
-    def _external(self) -> tuple[str, ...]:
-        roles = (Role.SCALARS, Role.INPUT, Role.LABEL)
-        return tuple(n for role in roles for n, t in self.graph.tensors.items() if t.role is role)
-
-    @cached_property
-    def _results(self) -> tuple[str, ...]:
-        loss = tuple(n for n, t in self.graph.tensors.items() if t.role is Role.LOSS)
-        return loss if self.graph.training or loss else (self.graph.output,)
-
-    @cached_property
-    def _first_written(self) -> Mapping[int, tuple[str, ...]]:
-        at: dict[int, list[str]] = {}
-        for name in self._intermediates:
-            at.setdefault(self.graph.first_write[name], []).append(name)
-        return {i: tuple(names) for i, names in at.items()}
-
-    @cached_property
-    def _last_use(self) -> Mapping[int, tuple[str, ...]]:
-        at: dict[int, list[str]] = {}
-        for name in self._intermediates:
-            if self.graph.uses[name] and name not in self._results:
-                at.setdefault(self.graph.uses[name][-1], []).append(name)
-        return {i: tuple(names) for i, names in at.items()}
-
-    def _needed(self, start: int, stop: int, new: list[str]) -> list[str]:
-        names = dict.fromkeys(n for op in self.graph.ops[start:stop] for n in op.tensors)
-        return [n for n in names if n not in new and n not in self._persistent]
-
-    @cached_property
-    def _persistent(self) -> frozenset[str]:
-        return frozenset(b.tensor for b in self.persistent)
-
-    @cached_property
-    def _exits(self) -> Mapping[str, int]:
-        """Offloaded tensor that backward reads -> its last use in forward."""
-        return {n: self.graph.last_forward_use(n) for n in self.plan.offload if self.graph.first_backward_use(n) >= 0}
-
-    @cached_property
-    def _last_forward_write(self) -> Mapping[str, int]:
-        return {n: i for i, op in enumerate(self.graph.ops[: self.graph.forward_ops]) for _, n in op.writes}
-
-    def _leaving(self, start: int, stop: int) -> list[str]:
-        return [n for n, at in self._exits.items() if start <= at < stop]
-
-    def _made(self, start: int, stop: int) -> list[str]:
-        """Offloaded tensors whose last write in forward is in this stage."""
-        if start >= self.graph.forward_ops:
-            return []
-        return [n for n in self.plan.offload if start <= self._last_forward_write.get(n, -1) < stop]
-
-    def _ending(self, start: int, stop: int) -> list[str]:
-        if self.plan.lifetime == "iteration":
-            return [n for i in range(start, stop) for n in self._last_use.get(i, ()) if n in self.plan.reserve]
-        return [n for i in range(start, stop) for n in self._last_use.get(i, ())]
+    def needs(self) -> Needs:
+        """What graph and plan say of each stage's tensors."""
+        return Needs(self.graph, self.plan, frozenset(b.tensor for b in self.persistent))
 
     # -- actions ---------------------------------------------------------------------------------------------------
 
