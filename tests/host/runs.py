@@ -38,6 +38,7 @@ DIMENSIONS: Mapping[str, Sequence[str]] = {
     "budget": ("none", "smallest", "half as much again"),
     "update": ("each", "clipped", "micro"),
     "precision": ("fp32", "bf16"),
+    "compress": ("off", "all", "auto"),
 }
 
 
@@ -77,6 +78,7 @@ class Case:
     budget: str = "none"
     update: str = "each"
     precision: str = "fp32"
+    compress: str = "off"
     seed: int = 0
 
     def trainer(self, device: HostDevice, budget: int | None = None) -> Trainer:
@@ -86,7 +88,7 @@ class Case:
             max(ROWS), memory=self.memory, device=device, target=self.target, order=self.order,
             fit=None if self.fit == "placed" else self.fit, placement=self.placement, budget=budget, seed=11,
             micro_batch=4 if self.update == "micro" else None, max_norm=0.5 if self.update == "clipped" else None,
-            precision=self.precision,
+            precision=self.precision, compress=self.compress,
         )  # fmt: skip
 
     def needed(self) -> int:
