@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,7 +14,7 @@ from minidnn.graph.build import build
 from minidnn.models import create
 from minidnn.plan.registry import POLICIES, parse_mode
 from minidnn.profile.model import modelled
-from minidnn.profile.profile import Profile
+from minidnn.profile.profile import Link, Profile, op_key
 from minidnn.run import compare
 from minidnn.run.bound import in_core_peak, iteration_bound
 from minidnn.run.choose import Options, candidates, choose
@@ -84,6 +85,33 @@ def test_a_measured_timeline_has_every_launch_and_copy_once_and_peaks_where_plan
     assert {s.lane for s in timeline.spans} >= {"compute", "memory"}
     assert max(nbytes for _, nbytes in timeline.memory) <= executor.schedule.peak_bytes
     assert timeline.memory[-1][1] == executor.schedule.persistent_bytes
+
+
+@pytest.mark.parametrize("mode", ["base", "keep", "vdnn:all(m)", "vdnn:aconv", "vdnn++:all(m)", "vdnn++:conv"])
+@pytest.mark.parametrize("interleaving", ["eager", "lazy", "random"])
+def test_simulator_and_emulator_agree_on_offsets_peak_and_order(mode: str, interleaving: str) -> None:
+    """One schedule serves both: the same bytes, and on every lane the same work in the same order."""
+    test = experiment(1)
+    x, y = test.batches[0]
+    with HostDevice(interleaving, 7) as device, Trainer(
+        test.network(), test.loss, test.optimizer, 8, memory=mode, device=device
+    ) as trainer:  # fmt: skip
+        recorder = Recorder(trainer.executor(8))
+        recorder.begin()
+        trainer.step(x, y)
+        measured, schedule = recorder.end(), trainer.schedule
+        assert trainer.peak_bytes >= schedule.peak_bytes
+    graph, plan = schedule.graph, schedule.plan
+    times = {op_key(graph, op): (replace(plan.algorithm(op), ms=1.0),) for op in graph.ops}
+    simulated = simulate(schedule, Profile("one ms each", times, Link(1e9, 1e9)))
+    assert simulated.peak_bytes == schedule.peak_bytes
+    assert simulated.pinned_bytes == schedule.pinned_bytes
+    for lane in ("compute", "memory", "d2h", "h2d"):
+        orders = [
+            [s.label for s in sorted(line.spans, key=lambda s: s.start_ms) if s.lane == lane and not s.stall]
+            for line in (measured, simulated.timeline)
+        ]
+        assert orders[0] == orders[1], lane
 
 
 def test_recording_changes_no_bit() -> None:
