@@ -263,10 +263,11 @@ class _Sheet:
             for name, colour in colours.items()
             if name in seen
         ]
+        many = len(handles) > 10  # with compression there are that many
         self.figure.legend(
             handles=handles, loc="upper left", bbox_to_anchor=(self.LEFT / self.width, 1 - 0.34 / self.height),
-            ncols=max(len(handles), 1), frameon=False, fontsize=7.5, handlelength=1.1, columnspacing=1.2, borderpad=0,
-            borderaxespad=0,
+            ncols=max(len(handles), 1), frameon=False, fontsize=6.3 if many else 7.5, handlelength=1.1,
+            columnspacing=0.8 if many else 1.2, borderpad=0, borderaxespad=0,
         )  # fmt: skip
 
     def png(self, path: Path | None) -> bytes:
