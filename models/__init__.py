@@ -7,6 +7,8 @@ A factory takes options by keyword, among them `num_classes` and `input_shape`, 
 from __future__ import annotations
 
 import inspect
+import os
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -59,7 +61,7 @@ def resolve(spec: str) -> Factory:
 
 
 def create(
-    spec: str, num_classes: int | None = None, input_shape: tuple[int, int, int] | None = None
+    spec: str, num_classes: int | None = None, input_shape: tuple[int, ...] | None = None
 ) -> nn.Sequential:
     """The network that `spec` names, for so many classes and that input (C, H, W) where the spec leaves them open.
 
@@ -77,7 +79,7 @@ def create(
         net = factory(**chosen)
     except MiniDnnError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ArgumentError(f"model {spec!r} cannot be built: {type(error).__name__}: {error}") from error
     if not isinstance(net, nn.Sequential):
         raise ArgumentError(f"model {spec!r} returned {type(net).__name__}; it must return an nn.Sequential")
@@ -88,7 +90,14 @@ def create(
 
 def options(factory: Factory) -> dict[str, Any]:
     """The factory's options and their defaults (`inspect.Parameter.empty` where there is none)."""
-    return {name: parameter.default for name, parameter in inspect.signature(factory).parameters.items()}
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # some built-in functions tell nothing
+        return {}
+    return {
+        name: parameter.default for name, parameter in parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY)
+    }  # fmt: skip
 
 
 def _parse_options(spec: str, factory: Factory, text: str) -> dict[str, Any]:
@@ -121,7 +130,7 @@ def _parse_value(spec: str, name: str, text: str, default: object) -> object:
         raise ArgumentError(
             f"option {name} of model {spec!r} is {text!r}; write a value like {_show(default)}"
         ) from None
-    return int(text) if default is inspect.Parameter.empty and text.lstrip("-").isdigit() else text
+    return int(text) if default is inspect.Parameter.empty and re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
 
 def _show(value: object) -> str:
@@ -135,20 +144,22 @@ def _show(value: object) -> str:
 
 def _from_file(path: Path, function: str) -> Factory:
     """`function` of the Python file at `path`, which may import its neighbours."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ArgumentError(f"model file {str(path)!r} does not exist")
     spec = spec_from_file_location(f"minidnn_model_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ArgumentError(f"model file {str(path)!r} is no Python file")
     module = module_from_spec(spec)
     sys.modules[module.__name__] = module  # dataclasses look up their module by name
-    sys.path.insert(0, str(path.parent.resolve()))
+    neighbours = str(path.parent.resolve())
+    sys.path.insert(0, neighbours)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ArgumentError(f"model file {str(path)!r} cannot be loaded: {type(error).__name__}: {error}") from error
     finally:
-        sys.path.pop(0)
+        if neighbours in sys.path:  # the module may have changed it too
+            sys.path.remove(neighbours)
     functions = [
         name for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
@@ -156,5 +167,6 @@ def _from_file(path: Path, function: str) -> Factory:
     factory = getattr(module, function, None)
     if not callable(factory):
         found = ", ".join(functions) or "none"
-        raise ArgumentError(f"model file {str(path)!r} has no function {function!r}; its functions are {found}")
+        missing = f"has no function {function!r}" if function else "needs a function behind it, file.py:function"
+        raise ArgumentError(f"model file {str(path)!r} {missing}; its functions are {found}")
     return factory  # type: ignore[no-any-return]

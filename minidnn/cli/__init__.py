@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout, suppress
 from importlib import import_module
+from io import TextIOWrapper
 
 from minidnn import __version__
 from minidnn.cli.options import Console, Parser, add_output
@@ -34,24 +37,52 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 2 for whatever the user can mend, 130 after Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _prepare_streams()
     try:
         try:
             return _run(arguments)
         finally:
             sys.stdout.flush()  # here, where a reader that has gone is no error
     except MiniDnnError as error:
-        print(f"minidnn: {error}", file=sys.stderr)
+        _complain(str(error))
     except BrokenPipeError:
-        # The reader has gone (`minidnn models | head -1`); what is left in the buffer must not raise again at exit.
+        # The reader has gone (`minidnn --help | head -1`); what is left in the buffer must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"minidnn: {where}{error.strerror or error}", file=sys.stderr)
+        _complain(f"{error.filename or 'standard output'}: {error.strerror or error}")
+    except MemoryError as error:
+        _complain(f"this machine has too little memory: {error or 'an allocation failed'}")
     except KeyboardInterrupt:
-        print("minidnn: interrupted", file=sys.stderr)
+        _complain("interrupted")
         return 130
     return 2
+
+
+def entry() -> int:
+    """`main` for a process of its own, which ends after it: an interrupt then has nothing left to stop."""
+    try:
+        return main()
+    except KeyboardInterrupt:  # a second one, while the first was being told
+        return 130
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _prepare_streams() -> None:
+    """Closed streams swallow what is written to them; characters that the terminal does not have are escaped."""
+    for name in ("stdin", "stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115 - until the end
+        elif name != "stdin" and isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _complain(text: str) -> None:
+    """One line on stderr; where even that is impossible, the exit code must do."""
+    with suppress(OSError):
+        print(f"minidnn: {' '.join(text.splitlines())}", file=sys.stderr, flush=True)
 
 
 def _run(arguments: list[str]) -> int:
@@ -66,9 +97,11 @@ def _run(arguments: list[str]) -> int:
         _parser(None).print_help(sys.stderr)
         return 2
     console = Console(json=args.json, quiet=args.quiet)
-    result = import_module(f"minidnn.cli.{args.command}").run(args, console)
+    # What a model file prints must not mix with the object.
+    with redirect_stdout(sys.stderr) if args.json else nullcontext():
+        result = import_module(f"minidnn.cli.{args.command}").run(args, console)
     if args.json:
-        print(json.dumps(result, allow_nan=False))
+        console.write(json.dumps(result, allow_nan=False))
     return console.exit_code
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from minidnn import nn, optim
 from minidnn.cli.comparing import add_outputs, check_schedules, modes_of, options_of, rows, say_table, write_files
-from minidnn.cli.options import Console, add_model, add_planning, count, natural
+from minidnn.cli.options import Console, add_model, add_planning, count, seed
 from minidnn.data import Data, open_data
 from minidnn.device.base import Device
 from minidnn.device.open import open_device
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run_group.add_argument("--batch", type=count, default=16, metavar="N", help="images in a batch (default: 16)")
     run_group.add_argument("--steps", type=count, default=2, metavar="S", help="steps to verify (default: 2)")
     run_group.add_argument("--device", default="auto", metavar="D", help="auto, host, cuda or cuda:1 (default: auto)")
-    run_group.add_argument("--seed", type=natural, default=0, metavar="N", help="of weights and data (default: 0)")
+    run_group.add_argument("--seed", type=seed, default=0, metavar="N", help="of weights and data (default: 0)")
     run_group.add_argument("--interleaving", default="eager", choices=("eager", "lazy", "random", "threads"),
                            help="how the host emulator orders its lanes (default: eager)")  # fmt: skip
     add_planning(parser)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from minidnn.cli.options import Console
+from minidnn.cli.options import Console, drawing, output, writing
 from minidnn.errors import ArgumentError
 from minidnn.plan.registry import parse_mode
 from minidnn.run.choose import Options
@@ -17,15 +16,18 @@ from minidnn.run.timeline import save_trace
 
 MODES_HELP = "memory modes, separated by commas (default: those of the vDNN papers, and keep)"
 
+TRACE_HELP = "write the timelines for chrome://tracing or Perfetto"
+HTML_HELP = "write one page with table, timelines and memory maps"
+
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
     """`--modes` and the files to write."""
     parser.add_argument("--modes", metavar="LIST", help=MODES_HELP)
     parser.add_argument("--check", action="store_true", help="verify each schedule with the independent checker")
     files = parser.add_argument_group("files")
-    files.add_argument("--plot", metavar="PNG", help="draw the timelines of all modes below each other")
-    files.add_argument("--trace", metavar="JSON", help="write the timelines for chrome://tracing or Perfetto")
-    files.add_argument("--html", metavar="FILE", help="write one page with table, timelines and memory maps")
+    files.add_argument("--plot", type=drawing, metavar="PNG", help="draw the timelines of all modes below each other")
+    files.add_argument("--trace", type=output, metavar="JSON", help=TRACE_HELP)
+    files.add_argument("--html", type=drawing, metavar="FILE", help=HTML_HELP)
 
 
 def modes_of(args: argparse.Namespace) -> tuple[str, ...]:
@@ -57,16 +59,21 @@ def write_files(args: argparse.Namespace, title: str, results: Sequence[ModeResu
     """Write what `--plot`, `--trace` and `--html` ask for."""
     timelines = {r.mode: r.timeline for r in results if r.timeline is not None and r.fits}
     if args.trace is not None:
-        save_trace(timelines, Path(args.trace))
+        with writing(args.trace) as path:
+            save_trace(timelines, path)
     if args.plot is not None:
         from minidnn.report import timeline_plot
 
-        timeline_plot(timelines, Path(args.plot), title=title)
+        with writing(args.plot) as path:
+            timeline_plot(timelines, path, title=title)
     if args.html is not None:
         from minidnn.report import html_report
 
         maps = {r.mode: r.schedule for r in results if r.schedule is not None and r.schedule.placement == "planned"}
-        Path(args.html).write_text(html_report(title, rows(results), timelines, maps), encoding="utf-8")
+        with writing(args.html) as path:
+            path.write_text(
+                html_report(title, rows(results), timelines, maps), encoding="utf-8", errors="backslashreplace"
+            )
 
 
 def rows(results: Sequence[ModeResult]) -> list[dict[str, Any]]:

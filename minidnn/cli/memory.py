@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from minidnn.cli.options import Console, add_planning, shape
+from minidnn.cli.options import Console, add_planning, drawing, output, path, shape, writing
 from minidnn.cli.planning import add_density, add_source, check_rule, densities, profile_for, training_graph
 from minidnn.errors import ArgumentError, BudgetError
 from minidnn.memory.place import intervals, place
@@ -20,6 +20,8 @@ from minidnn.units import format_size
 
 EXAMPLE = 'minidnn memory vgg16 --batch 64 --mode "vdnn:all(m)" --plot map.png'
 
+TRACE_HELP = "replay an allocation trace (JSON lines) instead of a model"
+PLOT_HELP = "draw address against schedule position, coloured by role"
 TITLES = {
     "aggregate_peak_bytes": "aggregate peak of the pool",
     "forward_peak_bytes": "  in forward",
@@ -45,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_planning(parser)
     add_density(parser)
     files = parser.add_argument_group("files")
-    files.add_argument("--trace", metavar="FILE", help="replay an allocation trace (JSON lines) instead of a model")
-    files.add_argument("--save-trace", metavar="FILE", help="write the mode's allocation trace")
-    files.add_argument("--plot", metavar="PNG", help="draw address against schedule position, coloured by role")
+    files.add_argument("--trace", type=path, metavar="FILE", help=TRACE_HELP)
+    files.add_argument("--save-trace", type=output, metavar="FILE", help="write the mode's allocation trace")
+    files.add_argument("--plot", type=drawing, metavar="PNG", help=PLOT_HELP)
 
 
 def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -55,6 +57,9 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if (args.model is None) == (args.trace is None):
         raise ArgumentError("give either a MODEL or --trace FILE (see minidnn memory --help)")
     if args.trace is not None:
+        for name in ("plot", "save_trace", "budget", "profile", "gpu", "density"):
+            if getattr(args, name) is not None:
+                raise ArgumentError(f"--{name.replace('_', '-')} goes with a MODEL; a --trace has --fit alone")
         return _foreign(args, console)
     graph = training_graph(args)
     profile = profile_for(args, graph)
@@ -79,9 +84,11 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         console.say(densities_table([found.as_dict()]))
     observed = _observed(schedule, fit, console) if args.placement == "live" else {}
     if args.save_trace is not None:
-        save_trace(trace(graph, schedule.plan, schedule.actions), Path(args.save_trace))
+        with writing(args.save_trace) as file:
+            save_trace(trace(graph, schedule.plan, schedule.actions), file)
     if args.plot is not None:
-        _plot(schedule, Path(args.plot))
+        with writing(args.plot) as file:
+            _plot(schedule, file)
     return {
         "model": args.model, "batch": args.batch, "mode": args.mode, "order": args.order, "fit": fit,
         "target": graph.target.name, "precision": args.precision, "profile": profile.source, "compress": compress,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NoReturn
 
-from minidnn.errors import ArgumentError
-from minidnn.units import parse_size
+from minidnn.errors import ArgumentError, MiniDnnError
+from minidnn.units import parse_shape, parse_size, parse_whole
 
 # Repeated here because the modules that own them load NumPy, and `minidnn --help` should not.
 PRECISIONS = ("fp32", "tf32", "bf16", "fp64")
@@ -39,6 +43,10 @@ class Parser(argparse.ArgumentParser):
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
 
+    def print_help(self, file: Any = None) -> None:
+        """As argparse's own, which keeps silent where that is impossible."""
+        print(self.format_help(), end="", file=sys.stdout if file is None else file)
+
     def error(self, message: str) -> NoReturn:
         raise ArgumentError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
 
@@ -47,6 +55,7 @@ class Console:
     """Where a command's text goes: to stdout for a reader, nowhere with --quiet or --json."""
 
     def __init__(self, json: bool, quiet: bool) -> None:
+        self.stdout = sys.stdout
         self.silent = json or quiet
         self.progress = not quiet and sys.stderr.isatty()
         self.exit_code = 0
@@ -54,7 +63,38 @@ class Console:
     def say(self, text: str = "") -> None:
         """Print one text to stdout, unless the user asked for silence or for JSON."""
         if not self.silent:
-            print(text, flush=True)
+            self.write(text)
+
+    def write(self, text: str) -> None:
+        """Print one text to stdout. A reader that has gone (`minidnn models | head -1`) ends no work: the rest is not
+        said. Raises MiniDnnError where the disk behind stdout is full."""
+        try:
+            print(text, file=self.stdout, flush=True)
+        except BrokenPipeError:
+            self.silent = True
+            self._forget()
+        except OSError as error:
+            self._forget()
+            raise MiniDnnError(f"standard output cannot be written: {error.strerror}") from None
+
+    def _forget(self) -> None:
+        """What the buffer still holds must not fail again when the process ends."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.stdout.fileno())
+        os.close(nowhere)
+
+
+@contextmanager
+def writing(file: str) -> Iterator[Path]:
+    """Write a file that the user named. Raises ArgumentError naming it, and leaves no part of a new one, where the disk
+    is full or forbids it."""
+    path, new = Path(file), not os.path.exists(file)
+    try:
+        yield path
+    except OSError as error:
+        if new:
+            path.unlink(missing_ok=True)
+        raise ArgumentError(f"{file} cannot be written: {error.strerror or error}") from None
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -98,25 +138,26 @@ def option_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 @option_type
 def shape(text: str) -> tuple[int, int, int]:
     """`3x64x64` -> (3, 64, 64)."""
-    match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text)
-    if match is None or "0" in match.groups():
-        raise ArgumentError(f"{text!r} is no shape; write channels x height x width, such as 3x64x64")
-    return int(match[1]), int(match[2]), int(match[3])
+    return parse_shape(text)
 
 
 @option_type
 def count(text: str) -> int:
     """A whole number of at least 1."""
-    if not re.fullmatch(r"\d+", text) or int(text) < 1:
-        raise ArgumentError(f"{text!r} must be a whole number of at least 1")
-    return int(text)
+    return parse_whole(text)
 
 
 @option_type
 def natural(text: str) -> int:
     """A whole number of at least 0."""
-    if not re.fullmatch(r"\d+", text):
-        raise ArgumentError(f"{text!r} must be a whole number of at least 0")
+    return parse_whole(text, least=0)
+
+
+@option_type
+def seed(text: str) -> int:
+    """A whole number of 64 bits."""
+    if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) >= 2**64:
+        raise ArgumentError(f"{text!r:.60} must be a whole number from 0 to 2^64 - 1")
     return int(text)
 
 
@@ -124,6 +165,40 @@ def natural(text: str) -> int:
 def size(text: str) -> int:
     """`8GiB` -> bytes."""
     return parse_size(text)
+
+
+@option_type
+def path(text: str) -> str:
+    """The path of a file or directory."""
+    if not text:
+        raise ArgumentError("'' is no path")
+    return text
+
+
+@option_type
+def output(text: str) -> str:
+    """The path of a file to be written at a command's end."""
+    return _output(text)
+
+
+def _output(text: str) -> str:
+    """What can be known to fail at the end fails now."""
+    folder = os.path.dirname(text) or "."
+    if not text or os.path.isdir(text):
+        raise ArgumentError(f"{text!r} is a directory; name a file" if text else "'' is no path")
+    if not os.path.isdir(folder):
+        raise ArgumentError(f"{text!r} cannot be written: there is no folder {folder}")
+    if not os.access(text if os.path.exists(text) else folder, os.W_OK):
+        raise ArgumentError(f"{text!r} cannot be written: no permission, or a read-only file system")
+    return text
+
+
+@option_type
+def drawing(text: str) -> str:
+    """The path of a plot, or a page with plots, to be written at a command's end."""
+    if find_spec("matplotlib") is None:
+        raise ArgumentError("plots need matplotlib; pip install 'minidnn[plot]'")
+    return _output(text)
 
 
 def number(least: float, above: bool = False) -> Callable[[str], float]:

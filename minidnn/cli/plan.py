@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from minidnn.cli.options import Console, add_model, add_planning
+from minidnn.cli.options import Console, add_model, add_planning, drawing, writing
 from minidnn.cli.planning import add_source, profile_for, training_graph
 from minidnn.errors import ArgumentError
 from minidnn.plan.registry import PLANNERS, parse_mode
@@ -31,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", default="best", metavar="P", help=POLICY_HELP)
     parser.add_argument("--check", action="store_true", help="verify the schedule with the independent checker")
     files = parser.add_argument_group("files")
-    files.add_argument("--plot", metavar="PNG", help="draw the predicted timeline and memory curve")
+    files.add_argument("--plot", type=drawing, metavar="PNG", help="draw the predicted timeline and memory curve")
 
 
 def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -72,7 +71,8 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.plot is not None:
         from minidnn.report import timeline_plot
 
-        timeline_plot(found.timeline, Path(args.plot), title=f"{args.model}, batch {args.batch}, {args.policy}")
+        with writing(args.plot) as path:
+            timeline_plot(found.timeline, path, title=f"{args.model}, batch {args.batch}, {args.policy}")
     return result
 
 

@@ -13,7 +13,7 @@ from minidnn.graph.build import build
 from minidnn.graph.graph import Graph, Target
 from minidnn.models import create
 from minidnn.plan.registry import parse_mode
-from minidnn.profile.profile import Profile
+from minidnn.profile.profile import Profile, op_key
 
 PROFILE_HELP = "times and workspaces that `minidnn profile` measured (JSON)"
 GPU_HELP = "model a GPU instead: gtx970, gtx1080ti, k40, p100, v100, rtx2080ti, a100 or h100"
@@ -59,7 +59,7 @@ def _read_densities(path: Path, graph: Graph) -> dict[str, float]:
     except OSError as error:
         text = f"--density is {str(path)!r}; give a number from 0 to 1 or a JSON file ({error.strerror})"
         raise ArgumentError(text) from None
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise ArgumentError(f"--density {path} is not a JSON object of densities by tensor or layer") from None
     unknown = [name for name in found if name not in graph.tensors]
     if unknown:
@@ -93,13 +93,26 @@ def _measured_target(args: argparse.Namespace) -> Target | None:
 def profile_for(args: argparse.Namespace, graph: Graph) -> Profile:
     """The profile of `--profile` or `--gpu`; with neither, one that knows zero-workspace algorithms only."""
     if args.profile is not None:
-        return Profile.load(Path(args.profile))
+        return _read_profile(args, graph)
     if args.gpu is not None:
         from minidnn.profile.gpus import named_gpu
         from minidnn.profile.model import modelled
 
         return modelled(graph, named_gpu(args.gpu))
     return Profile(NO_PROFILE)
+
+
+def _read_profile(args: argparse.Namespace, graph: Graph) -> Profile:
+    """The profile of `--profile`. Raises ArgumentError where it is another network's: what a profile does not know
+    would count as free of workspace."""
+    profile = Profile.load(Path(args.profile))
+    unknown = [op.name for op in graph.ops if "conv2d" in op.function and op_key(graph, op) not in profile.entries]
+    if unknown:
+        raise ArgumentError(
+            f"profile {args.profile} does not know {unknown[0]} at batch {args.batch}, {args.precision}, "
+            f"{graph.target.name} graph: measure this network with 'minidnn profile'"
+        )
+    return profile
 
 
 def check_rule(mode: str, profile: Profile) -> None:

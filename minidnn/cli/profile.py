@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import datetime
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from minidnn import nn, optim
-from minidnn.cli.options import PRECISION_HELP, Console, add_model, count
+from minidnn.cli.options import PRECISION_HELP, Console, add_model, count, output, writing
 from minidnn.device.base import Device
 from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError, OutOfDeviceMemory
@@ -30,16 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run_group.add_argument("--precision", default="fp32", choices=("fp32", "tf32", "bf16"), help=PRECISION_HELP)
     run_group.add_argument("--device", default="cuda", metavar="D", help="cuda or cuda:1 (default: cuda)")
     run_group.add_argument("--deterministic", action="store_true", help="deterministic algorithms alone")
-    run_group.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile (JSON) for --profile")
+    run_group.add_argument(
+        "-o", "--output", type=output, required=True, metavar="FILE", help="the profile (JSON) for --profile"
+    )
 
 
 def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure, write, print a summary; return it."""
     if not args.device.startswith("cuda"):
         raise ArgumentError(f"--device is {args.device!r}; only a CUDA device can be profiled, such as cuda or cuda:1")
-    folder = Path(args.output).resolve().parent
-    if not folder.is_dir():
-        raise ArgumentError(f"--output is {args.output!r}; there is no folder {folder}")
     with open_device(args.device, precision=args.precision, deterministic=args.deterministic) as device:
         graphs = _graphs(args, device)
         found = [device.profile(graph) for graph in graphs]
@@ -49,7 +47,8 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         raise OutOfDeviceMemory(f"{', '.join(unknown) or 'the link'} could not be measured; use a smaller batch")
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     profile = replace(found[0], source=f"{found[0].source}, {today}", entries=entries)
-    profile.save(Path(args.output))
+    with writing(args.output) as file:
+        profile.save(file)
     result = _summary(args, profile, graphs[0])
     console.say(_report(result))
     return result

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import signal
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from minidnn import checkpoint, nn, optim
-from minidnn.cli.options import Console, add_model, add_planning, count, natural, number
+from minidnn.cli.options import Console, add_model, add_planning, count, natural, number, path, seed
 from minidnn.data import Data, batch_count, open_data
 from minidnn.errors import ArgumentError
 from minidnn.models import create
@@ -31,6 +31,7 @@ MODE_HELP = """memory mode: base, keep, or vdnn or vdnn++ with an offload set an
     'vdnn++:conv(p)' (default: base)"""
 SCHEDULE_HELP = """of the learning rate: constant, cosine (to 0 at the end of the run), or EVERY:FACTOR, such as
     1000:0.1 for a tenth each 1000 steps (default: constant)"""
+WEIGHTS_HELP = "start from a safetensors file, such as torchvision's"
 RESUME_HELP = """go on from the newest checkpoint in DIR, exactly; further ones are saved there too, unless --checkpoint
     says otherwise"""
 
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     length = run.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=count, metavar="E", help="passes over the data (default: 1)")
     length.add_argument("--steps", type=count, metavar="S", help="updates in all, instead of epochs")
-    run.add_argument("--seed", type=natural, default=0, metavar="N", help="of weights, order, dropout (default: 0)")
+    run.add_argument("--seed", type=seed, default=0, metavar="N", help="of weights, order, dropout (default: 0)")
     run.add_argument("--device", default="auto", metavar="D", help="auto, host, cuda or cuda:1 (default: auto)")
     run.add_argument("--deterministic", action="store_true", help="use deterministic CUDA algorithms alone")
     run.add_argument("--graph", action="store_true", help="issue each iteration as one CUDA graph (base and keep)")
@@ -53,18 +54,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     memory = add_planning(parser)
     memory.add_argument("--memory", default="base", metavar="MODE", help=MODE_HELP)
     files = parser.add_argument_group("files")
-    files.add_argument("--weights", metavar="FILE", help="start from a safetensors file, such as torchvision's")
-    files.add_argument("--checkpoint", metavar="DIR", help="save here after each epoch and after Ctrl-C")
+    files.add_argument("--weights", type=path, metavar="FILE", help=WEIGHTS_HELP)
+    files.add_argument("--checkpoint", type=path, metavar="DIR", help="save here after each epoch and after Ctrl-C")
     files.add_argument("--checkpoint-every", type=count, metavar="S", help="save after so many steps too")
-    files.add_argument("--resume", metavar="DIR", help=RESUME_HELP)
-    files.add_argument("--log", metavar="FILE", help="append one JSON object per step and epoch")
+    files.add_argument("--resume", type=path, metavar="DIR", help=RESUME_HELP)
+    files.add_argument("--log", type=path, metavar="FILE", help="append one JSON object per step and epoch")
 
 
 def add_optimizer(group: argparse._ArgumentGroup) -> None:
     """The optimizer, its learning rate and the rest of its numbers."""
     group.add_argument("--optimizer", default="sgd", choices=("sgd", "adam", "adamw"), help="(default: sgd)")
     group.add_argument("--lr", type=number(0), metavar="X", help="learning rate (default: 0.01, Adam 0.001)")
-    group.add_argument("--momentum", type=number(0), default=0.9, metavar="X", help="of sgd (default: 0.9)")
+    group.add_argument("--momentum", type=number(0), metavar="X", help="of sgd (default: 0.9)")
     group.add_argument("--nesterov", action="store_true", help="Nesterov's momentum")
     group.add_argument("--weight-decay", type=number(0), default=0.0, metavar="X", help="(default: 0)")
     group.add_argument("--schedule", default="constant", metavar="S", help=SCHEDULE_HELP)
@@ -76,6 +77,10 @@ def add_optimizer(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Train; print and return what came of it. The exit code is 130 after Ctrl-C."""
     net, data = network_and_data(args)
+    if args.checkpoint_every is not None and args.checkpoint is None and args.resume is None:
+        raise ArgumentError("--checkpoint-every needs --checkpoint DIR")
+    if args.weights is not None and args.resume is not None:
+        raise ArgumentError("--weights and --resume both say how the network starts; give one of them")
     if args.weights is not None:
         net.load_state_dict(checkpoint.read_weights(Path(args.weights)))
     with trainer_for(args, net, data) as trainer:
@@ -121,13 +126,16 @@ def trainer_for(args: argparse.Namespace, net: nn.Sequential, data: Data) -> Tra
 
 def optimizer(args: argparse.Namespace, steps: int) -> optim.Optimizer:
     """The optimizer that the options describe, for a run of so many steps."""
+    if args.optimizer != "sgd" and (args.nesterov or args.momentum is not None):
+        option = "--nesterov" if args.nesterov else "--momentum"
+        raise ArgumentError(f"{option} is of sgd; --optimizer is {args.optimizer}")
     schedule = learning_rate_schedule(args.schedule, steps - args.warmup)
     if args.warmup:
         schedule = optim.WarmUp(args.warmup, schedule)
     if args.optimizer == "sgd":
         return optim.SGD(
-            0.01 if args.lr is None else args.lr, momentum=args.momentum, nesterov=args.nesterov,
-            weight_decay=args.weight_decay, schedule=schedule,
+            0.01 if args.lr is None else args.lr, momentum=0.9 if args.momentum is None else args.momentum,
+            nesterov=args.nesterov, weight_decay=args.weight_decay, schedule=schedule,
         )  # fmt: skip
     kind = optim.Adam if args.optimizer == "adam" else optim.AdamW
     return kind(0.001 if args.lr is None else args.lr, weight_decay=args.weight_decay, schedule=schedule)
@@ -139,7 +147,7 @@ def learning_rate_schedule(text: str, steps: int) -> optim.Schedule | None:
         return None
     if text == "cosine":
         return optim.CosineLR(max(steps, 1))
-    match = re.fullmatch(r"(\d+):(\d*\.?\d+)", text)
+    match = re.fullmatch(r"([0-9]{1,9}):([0-9]*\.?[0-9]+)", text)
     if match is None:
         raise ArgumentError(f"--schedule is {text!r}; write constant, cosine, or EVERY:FACTOR such as 1000:0.1")
     return optim.StepLR(int(match[1]), float(match[2]))
@@ -167,7 +175,8 @@ def finishing_on_interrupt(trainer: Trainer) -> Iterator[None]:
     def handler(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, previous)
         trainer.stop_requested = True
-        print("minidnn: finishing this iteration; Ctrl-C again stops at once", file=sys.stderr)
+        with suppress(OSError):  # not print, which must not be entered again where a signal may have interrupted it
+            os.write(2, b"minidnn: finishing this iteration; Ctrl-C again stops at once\n")
 
     previous = signal.signal(signal.SIGINT, handler)
     try:

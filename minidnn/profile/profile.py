@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
+from minidnn.arguments import number
 from minidnn.errors import ArgumentError
 from minidnn.graph.graph import Graph, Target
 from minidnn.graph.op import Op
@@ -92,13 +94,35 @@ class Profile:
     def load(cls, path: Path) -> Profile:
         """Read what `save` wrote. Raises ArgumentError naming the file when it is no profile."""
         try:
-            text = json.loads(Path(path).read_text())
-            entries = {key: tuple(Algorithm(**a) for a in algorithms) for key, algorithms in text["entries"].items()}
-            link = Link(**text["link"]) if text["link"] else None
+            text = json.loads(Path(path).read_text(encoding="utf-8"))
+            entries = {str(key): tuple(map(_algorithm, ways)) for key, ways in text["entries"].items()}
+            if not all(entries.values()):
+                raise ArgumentError("an op without an algorithm")
+            link = _link(**text["link"]) if text["link"] else None
             target = Target(**text["target"]) if text.get("target") else None
-            scratch = int(text.get("scratch_bytes", 0))
-            return cls(text["source"], entries, link, float(text["launch_ms"]), scratch, target)
+            scratch, launch_ms = _size(text.get("scratch_bytes", 0)), number(text["launch_ms"], "launch_ms", 0)
+            return cls(str(text["source"]), entries, link, launch_ms, scratch, target)
         except OSError as error:
             raise ArgumentError(f"profile {path} cannot be read: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # ArgumentErrors are ValueErrors
             raise ArgumentError(f"profile {path} is not a profile that 'minidnn profile' wrote") from None
+
+
+def _algorithm(fields: dict[str, Any]) -> Algorithm:
+    """An algorithm as JSON has it, its numbers checked: a plan that believed wrong ones would be wrong too."""
+    found = Algorithm(**fields)
+    workspace = _size(found.workspace)
+    ms = None if found.ms is None else number(found.ms, "ms", 0, 1e12)
+    return Algorithm(str(found.name), workspace, ms, bool(found.deterministic))
+
+
+def _link(d2h: object, h2d: object, latency_ms: object = 0.01, duplex: object = True) -> Link:
+    rates = number(d2h, "d2h", 0, bounds="()"), number(h2d, "h2d", 0, bounds="()")
+    return Link(*rates, number(latency_ms, "latency_ms", 0), bool(duplex))
+
+
+def _size(value: object) -> int:
+    """Bytes, below an exbibyte."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**60:
+        raise ArgumentError(f"workspace is {value!r}; it must be bytes")
+    return value

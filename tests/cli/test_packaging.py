@@ -43,5 +43,5 @@ def test_wheel_is_one_package_with_one_command(wheel: zipfile.Path) -> None:
     tops = {entry.name for entry in wheel.iterdir()}
     assert {name for name in tops if not name.endswith(".dist-info")} == {"minidnn"}
     info = next(entry for entry in wheel.iterdir() if entry.name.endswith(".dist-info"))
-    assert "minidnn = minidnn.cli:main" in (info / "entry_points.txt").read_text()
+    assert "minidnn = minidnn.cli:entry" in (info / "entry_points.txt").read_text()
     assert "License-Expression: Apache-2.0" in (info / "METADATA").read_text()

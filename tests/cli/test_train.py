@@ -172,7 +172,7 @@ def test_weights_load_by_name(tmp_path: Path) -> None:
         (["smallnet", "--device", "tpu"], "device is 'tpu'; it must be 'auto', 'host', 'cuda' or 'cuda:0'"),
         (["smallnet", "--fit", "tight"], "tight"),
         (["smallnet", "--micro-batch", "65"], "micro_batch is 65"),
-        (["smallnet", "--seed", "-1"], "--seed: '-1' must be a whole number of at least 0"),
+        (["smallnet", "--seed", "-1"], "--seed: '-1' must be a whole number from 0 to 2^64 - 1"),
         (["smallnet", "--resume", "/nowhere"], "checkpoint /nowhere does not exist"),
         (["smallnet", "--weights", "/nowhere"], "weights /nowhere do not exist"),
         (["smallnet", "--log", "/nowhere/log"], "log /nowhere/log cannot be written"),
