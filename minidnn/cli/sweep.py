@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
 from typing import Any
 
-from minidnn.cli.options import PRECISION_HELP, PRECISIONS, TARGET_HELP, Console, add_model, count, number
+from minidnn.cli.options import (
+    PRECISION_HELP,
+    PRECISIONS,
+    TARGET_HELP,
+    Console,
+    add_model,
+    count,
+    drawing,
+    number,
+    writing,
+)
 from minidnn.cli.planning import add_source, profile_for, training_graph
 from minidnn.errors import ArgumentError
 from minidnn.plan.registry import parse_mode
@@ -28,13 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--policies", default=",".join(POLICIES), metavar="LIST",
                        help=f"policies or memory modes, with commas (default: {','.join(POLICIES)})")  # fmt: skip
     group.add_argument("--budgets", type=count, default=12, metavar="N", help="how many budgets (default: 12)")
-    group.add_argument("--bandwidths", default="1,2,3", metavar="LIST",
+    group.add_argument("--bandwidths", type=factors, default="1,2,3", metavar="LIST",
                        help="with --throughput: multiples of the link's rates (default: 1,2,3)")  # fmt: skip
     group.add_argument("--precision", default="fp32", choices=PRECISIONS, help=PRECISION_HELP)
     group.add_argument("--target", choices=("paper", "native"), help=TARGET_HELP)
     files = parser.add_argument_group("files")
-    files.add_argument("--plot", metavar="PNG", help="draw time over the lower bound against memory")
-    files.add_argument("--throughput", metavar="PNG",
+    files.add_argument("--plot", type=drawing, metavar="PNG", help="draw time over the lower bound against memory")
+    files.add_argument("--throughput", type=drawing, metavar="PNG",
                        help="draw images per second against memory for the first policy at several bandwidths, and "
                        "for optimal rematerialization")  # fmt: skip
 
@@ -46,7 +55,6 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         raise ArgumentError(f"--policies is {args.policies!r}; name at least one, such as best,greedy")
     for policy in policies:
         parse_mode(policy)
-    factors = _factors(args.bandwidths)
     graph = training_graph(args)
     profile = with_times(graph, profile_for(args, graph))
     title = f"{args.model}, batch {args.batch}, {args.precision}, {profile.source}"
@@ -61,23 +69,29 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.plot is not None:
         from minidnn.report.sweeps import ratio_plot
 
-        ratio_plot({title: found}, Path(args.plot))
+        with writing(args.plot) as file:
+            ratio_plot({title: found}, file)
     if args.throughput is not None:
         from minidnn.report.sweeps import throughput_plot
 
         assert profile.link is not None
         curves = {}
-        for factor in factors:
+        for factor in args.bandwidths:
             again = sweep(graph, at_bandwidth(profile, factor), policies[:1], budgets) if factor != 1 else found
             rate = f"{profile.link.d2h * factor / 1e9:g} GB/s"
             curves[f"{policies[0]}, {rate}"] = [p.ms for p in again.points[policies[0]]]
-        throughput_plot(curves, found.rematerialized_ms, budgets, args.batch, Path(args.throughput), title=title)
+        with writing(args.throughput) as file:
+            throughput_plot(curves, found.rematerialized_ms, budgets, args.batch, file, title=title)
         result["bandwidths"] = curves
     return result
 
 
-def _factors(text: str) -> list[float]:
-    return [number(0, above=True)(part) for part in filter(None, re.split(r"[,\s]+", text))]
+def factors(text: str) -> list[float]:
+    """`1,2,3` -> numbers above 0."""
+    found = [number(0, above=True)(part) for part in filter(None, re.split(r"[,\s]+", text))]
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names none; write numbers with commas, such as 1,2,3")
+    return found
 
 
 def _table(found: Sweep) -> str:

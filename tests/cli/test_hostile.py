@@ -70,6 +70,8 @@ def shell(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
         (["train", "smallnet", "--optimizer", "adam", "--momentum", "0.5"], "--momentum is of sgd"),
         (["train", "smallnet", "--resume", "a", "--weights", "b"], "give one of them"),
         (["memory", "--trace", "x", "--plot", "x.png"], "--plot goes with a MODEL; a --trace has --fit alone"),
+        (["sweep", "smallvgg", "--gpu", "k40", "--bandwidths", "1,x"], "--bandwidths: 'x' must be a number above 0"),
+        (["sweep", "smallvgg", "--gpu", "k40", "--bandwidths", ","], "--bandwidths: ',' names none"),
         (["memory", "--trace", "x", "--budget", "1"], "--budget goes with a MODEL"),
     ],
 )
@@ -87,6 +89,7 @@ MEMORY = ("memory", "smallvgg", "--batch", "4")
     [
         (*COMPARE, "--html"), (*COMPARE, "--trace"), (*SIMULATE, "--plot"), (*MEMORY, "--save-trace"),
         (*MEMORY, "--plot"), ("plan", "smallvgg", "--gpu", "k40", "--plot"), ("profile", "smallvgg", "-o"),
+        ("sweep", "smallvgg", "--gpu", "k40", "--plot"), ("sweep", "smallvgg", "--gpu", "k40", "--throughput"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
