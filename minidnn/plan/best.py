@@ -16,16 +16,18 @@ from minidnn.plan.dynamic import SETS
 from minidnn.plan.dynprog import dynprog
 from minidnn.plan.greedy import algorithm_choices, greedy, greedy_options, with_room
 from minidnn.plan.mode import Outcome, Policy, Proposals, Request
-from minidnn.plan.nowait import NEAR, arranged, keep, settle
+from minidnn.plan.nowait import LONG, NEAR, Option, arranged, keep, settle
 from minidnn.plan.outline import Arrangement, Movable, Outline, outline_of
 from minidnn.plan.plan import Plan
 from minidnn.plan.tflms import tflms
-from minidnn.plan.thresholds import thresholds
+from minidnn.plan.thresholds import threshold_options, thresholds
 from minidnn.plan.vdnn import offload_plan
 
 POLICIES: Sequence[Policy] = (greedy, thresholds, dynprog, autoswap, tflms)
-SMALLER = (0.8, 0.65, 0.5, 0.35)
+SMALLER = (0.98, 0.96, 0.93, 0.9, 0.85, 0.75, 0.6, 0.4)
 """Shares of the pool for which smaller budgets' plans are made."""
+LEADERS = 3
+"""Plans whose sets are tried for smaller pools too."""
 CHOICES = 4
 OPS = 400_000
 """What looking for better sets may cost: ops that the clock walks over."""
@@ -72,6 +74,15 @@ class _Record:
                 self.best, self.ms = plan, outcome.ms
 
 
+    def sets(self, outline: Outline) -> Iterator[Option]:
+        """Offload set and algorithms of the fastest plans so far."""
+        known = [(r.ms, k) for k, (_, r) in enumerate(self.outcomes) if r is not None and r.ms is not None]
+        for _, k in sorted(known)[:LEADERS]:
+            plan = self.outcomes[k][0]
+            names = set(plan.offload)
+            yield [m for m in outline.movable if m.name in names], [plan.algorithm(op) for op in outline.graph.ops]
+
+
 def _improved(outline: Outline, request: Request, record: _Record) -> Proposals:
     """Take out or put in one tensor at a time for as long as that promises less, and propose where it ends."""
     assert record.best is not None
@@ -111,8 +122,12 @@ def _from_smaller(outline: Outline, request: Request, record: _Record) -> Propos
     for share in SMALLER:
         smaller = replace(request, pool=int(request.pool * share))
         assert smaller.pool is not None
-        options = greedy_options(outline, smaller, smaller.pool, 2)
-        for arrangement in arranged(outline, options, smaller.pool)[:1]:
+        options = [*greedy_options(outline, smaller, smaller.pool, 2)]
+        if len(outline.ways) < LONG:
+            options += threshold_options(outline, smaller, smaller.pool)
+        for offload, algorithms in record.sets(outline):
+            options += with_room(outline, smaller, smaller.pool, offload, algorithms)
+        for arrangement in arranged(outline, options, smaller.pool)[:2]:
             if arrangement.ms < record.ms:
                 yield from settle(arrangement, smaller)
 

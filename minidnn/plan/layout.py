@@ -25,13 +25,9 @@ EFFORT = 20_000
 
 def lay_out(arrangement: Arrangement, pool: int) -> Arrangement | None:
     """The arrangement with offsets, its moments changed where need be; None where no placement was found."""
-    stays = _shortest_stays(arrangement)
-    placed = place(
-        [Interval(key, nbytes, first, last + 1) for key, (nbytes, first, last) in stays.items()], pool, effort=EFFORT
-    )
-    if placed.nbytes > pool:
+    board = _Board(_shortest_stays(arrangement), pool)
+    if not (board.stack(arrangement.outline.graph.forward_ops) or board.search()):
         return None
-    board = _Board(stays, placed.offsets, pool)
     until, fetch = dict(arrangement.free_before), dict(arrangement.fetch)
     for m in arrangement.offload:
         if m.name in until:
@@ -66,12 +62,38 @@ def _shortest_stays(arrangement: Arrangement) -> dict[str, tuple[int, int, int]]
 class _Board:
     """Address against op. A stay may move while it is lengthened; all others keep their places."""
 
-    def __init__(self, stays: Mapping[str, tuple[int, int, int]], offsets: Mapping[str, int], pool: int) -> None:
+    def __init__(self, stays: Mapping[str, tuple[int, int, int]], pool: int) -> None:
         self.index = {key: i for i, key in enumerate(stays)}
         rows = np.array(list(stays.values()), np.int64).reshape(-1, 3)
         self.nbytes, self.first, self.last = rows[:, 0].copy(), rows[:, 1].copy(), rows[:, 2].copy()
-        self.low = np.array([offsets[key] for key in stays], np.int64)
+        self.low = np.zeros(len(stays), np.int64)
+        self.there = np.zeros(len(stays), bool)
         self.pool = pool
+
+    def stack(self, turn: int) -> bool:
+        """Place all: what is there when forward ends, op `turn`, from the bottom in the order of its beginning (it goes
+        in the opposite order, so no holes are left), the rest from the top, the largest first. False where one of them
+        finds no room."""
+        kept = (self.first < turn) & (self.last >= turn)
+        order = sorted(range(len(self.low)), key=lambda i: (not kept[i], self.first[i] if kept[i] else -self.nbytes[i]))
+        for i in order:
+            tops, gaps = self._gaps(i, int(self.first[i]), int(self.last[i]))
+            wide = np.flatnonzero(gaps >= self.nbytes[i])
+            if not len(wide):
+                return False
+            gap = wide[0] if kept[i] else wide[-1]
+            self.low[i] = tops[gap] + (0 if kept[i] else gaps[gap] - self.nbytes[i])
+            self.there[i] = True
+        return True
+
+    def search(self) -> bool:
+        """Place all by search. False where none is found."""
+        stays = zip(self.index, self.nbytes, self.first, self.last, strict=True)
+        intervals = [Interval(key, int(n), int(first), int(last) + 1) for key, n, first, last in stays]
+        placed = place(intervals, self.pool, effort=EFFORT)
+        self.low = np.array([placed.offsets[key] for key in self.index], np.int64)
+        self.there[:] = True
+        return placed.nbytes <= self.pool
 
     def offsets(self) -> dict[str, int]:
         """Offset in the pool of every stay."""
@@ -103,16 +125,20 @@ class _Board:
 
     def _move(self, i: int, first: int, last: int) -> bool:
         """Give the stay this time, in the smallest gap that is free for all of it."""
-        there = (self.first <= last) & (self.last >= first)
-        there[i] = False
-        low, high = self.low[there], self.low[there] + self.nbytes[there]
-        order = np.argsort(low, kind="stable")
-        bottoms: NDArray[np.int64] = np.append(low[order], self.pool)
-        tops = np.concatenate([[0], np.maximum.accumulate(high[order])])
-        gaps = bottoms - tops
+        tops, gaps = self._gaps(i, first, last)
         wide = np.flatnonzero(gaps >= self.nbytes[i])
         if not len(wide):
             return False
         gap = wide[np.argmin(gaps[wide])]
         self.low[i], self.first[i], self.last[i] = tops[gap], first, last
         return True
+
+    def _gaps(self, i: int, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the gaps begin that no other stay of this time is in, and how large each is."""
+        there = self.there & (self.first <= last) & (self.last >= first)
+        there[i] = False
+        low, high = self.low[there], self.low[there] + self.nbytes[there]
+        order = np.argsort(low, kind="stable")
+        bottoms: NDArray[np.int64] = np.append(low[order], self.pool)
+        tops: NDArray[np.int64] = np.concatenate([[0], np.maximum.accumulate(high[order])])
+        return tops, bottoms - tops
