@@ -97,10 +97,25 @@ def _forward(
 
 def _forward_at(layer: Layer, scope: Scope) -> Tensor:
     """`layer.forward`, with the layer's path in front of what it says."""
+    name = f"layer {scope.path} ({type(layer).__name__})"
     try:
-        return layer.forward(scope)
+        y: object = layer.forward(scope)
     except ShapeError as error:
-        raise ShapeError(f"layer {scope.path} ({type(layer).__name__}): {error}") from None
+        raise ShapeError(f"{name}: {error}") from None
+    except NotImplementedError:
+        raise ArgumentError(f"{name} does not define forward") from None
+    if not isinstance(y, Tensor):
+        raise ArgumentError(f"{name}: forward returned {y!r}; it must return its output, a Tensor")
+    return y
+
+
+def _backward_at(layer: Layer, scope: Scope, dy: Tensor) -> Tensor | None:
+    """`layer.backward`, of a layer that has one."""
+    try:
+        return layer.backward(scope, dy)
+    except NotImplementedError:
+        name = f"layer {scope.path} ({type(layer).__name__})"
+        raise ArgumentError(f"{name} does not define backward; it can be used for inference alone") from None
 
 
 def _input(writer: Writer, shape: tuple[int, ...]) -> Tensor:
@@ -128,7 +143,7 @@ def _backward(writer: Writer, scopes: list[tuple[Layer, Scope]], optimizer: Opti
         if scope.relu and not scope.dy_masked:
             scope.emit("backward_activation", "relu_backward", [("y", scope.y), ("dy", dy)], [("dx", dy)])
         before = len(writer.ops)
-        dx = layer.backward(scope, dy)
+        dx = _backward_at(layer, scope, dy)
         _settle(writer, scope, {name for op in writer.ops[before:] for _, name in op.writes}, optimizer)
         if dx is not None:
             dy = dx

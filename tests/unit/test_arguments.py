@@ -12,6 +12,7 @@ import pytest
 from minidnn import nn, optim
 from minidnn.arguments import LARGEST, count, image_shape, number, sample_shape
 from minidnn.errors import ArgumentError, CheckpointError, MiniDnnError, ShapeError
+from minidnn.graph.build import build
 from minidnn.units import GiB, parse_shape, parse_size, parse_whole
 
 NO_NUMBERS: tuple[Any, ...] = (None, True, "x", "3", (), (1,), [2, 2], {}, object(), float("nan"), float("inf"))
@@ -211,3 +212,30 @@ def test_layers_too_large_for_any_machine_are_counted_exactly() -> None:
     total = net.summary(1000, (LARGEST, 1, 1)).total
     assert total["parameters"] == 9 * LARGEST**2
     assert total["activation_bytes"] == 4000 * LARGEST
+
+
+class Silent(nn.Sigmoid):
+    def forward(self, scope: Any) -> Any:
+        return None
+
+
+class Shape(nn.Layer):
+    def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape
+
+
+class Forward(nn.Sigmoid):
+    backward = nn.Layer.backward
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        (Silent(), "layer 1 (Silent): forward returned None; it must return its output, a Tensor"),
+        (Shape(), "layer 1 (Shape) does not define forward"),
+        (Forward(), "layer 1 (Forward) does not define backward; it can be used for inference alone"),
+    ],
+)
+def test_layers_of_a_user_that_write_no_graph_are_named(layer: nn.Layer, says: str) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 2))
+    assert refused(lambda: build(net, nn.CrossEntropyLoss(), (2, 4), optimizer=optim.SGD(0.1))) == says
