@@ -32,12 +32,12 @@ def rematerialized_ms(chain: Chain) -> NDArray[np.float64]:
     for length in range(last + 1):
         for s in range(last + 1 - length):
             t = s + length
-            keeps = max(x[s + 1] + need_f[s], x[s + 1] + need_b[s])
+            waiting = x[t + 1] if t < last else 0  # the gradient that backward goes on with
+            keeps = x[s + 1] + max(waiting + need_f[s], need_b[s])
             if not length:
                 table[s, t] = np.where(room >= keeps, chain.u_f[s] + chain.u_b[s], np.inf)
                 continue
             best = np.where(room >= keeps, chain.u_f[s] + chain.u_b[s] + _less(table[s + 1, t], x[s + 1]), np.inf)
-            waiting = x[t + 1] if t < last else 0
             passing = waiting + x[s + 1] + need_f[s]
             for k in range(s + 1, t + 1):  # x_k is kept, what lies between is computed again
                 if k > s + 1:

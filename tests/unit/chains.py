@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from itertools import product
 from math import inf
 
@@ -23,12 +24,42 @@ def random_chain(rng: random.Random, layers: int) -> Chain:
         numbers(layers + 1, 6), numbers(layers + 1, 3), numbers(layers, 4), numbers(layers, 6), numbers(layers, 3),
         numbers(layers, 4), rng.choice((1, 2, 3)), 0,
     )  # fmt: skip
-    return replace_memory(chain, rng.uniform(0.3, 1.02) * chain.peak)
+    return replace_memory(chain, rng.uniform(0.5, 1.02) * chain.peak)
 
 
 def replace_memory(chain: Chain, memory: float) -> Chain:
     """The chain on a device with another memory, in whole bytes."""
     return Chain(chain.x, chain.y, chain.u_f, chain.u_b, chain.ex_f, chain.ex_b, chain.rate, round(memory))
+
+
+def replayed_ms(chain: Chain) -> float:
+    """Least ms of an iteration that recomputes, by a shortest path over all states of an abstract machine.
+
+    It runs any F_i whose input is there, drops any activation, and runs the backward ops in their order. A gradient as
+    large as its activation waits between backward ops.
+    """
+    last = chain.last
+    heap: list[tuple[float, int, tuple[int, ...]]] = [(0.0, last, (0,))]
+    known: set[tuple[int, tuple[int, ...]]] = set()
+    while heap:
+        ms, due, held = heappop(heap)
+        if due < 0:
+            return ms
+        if (due, held) in known:
+            continue
+        known.add((due, held))
+        used = sum(chain.x[i] for i in held)
+        waiting = chain.x[due + 1] if due < last else 0
+        for i in held:
+            if i:
+                heappush(heap, (ms, due, tuple(j for j in held if j != i)))
+            new = i <= due and i + 1 not in held
+            if new and used + chain.x[i + 1] + chain.ex_f[i] + waiting <= chain.memory:
+                heappush(heap, (ms + chain.u_f[i], due, tuple(sorted((*held, i + 1)))))
+        gradients = chain.y[due] + chain.y[due + 1]
+        if {due, due + 1} <= set(held) and used + chain.ex_b[due] + gradients <= chain.memory:
+            heappush(heap, (ms + chain.u_b[due], due - 1, tuple(j for j in held if j <= due)))
+    return inf
 
 
 def every_set(chain: Chain) -> list[tuple[float, ...]]:

@@ -22,7 +22,7 @@ from minidnn.run.choose import Options, candidates, choose, smallest
 from minidnn.run.explain import decisions
 from minidnn.run.simulator import simulate
 from minidnn.run.sweep import budgets_of, sweep
-from minidnn.schedule.actions import COMPUTE, D2H, H2D, Schedule
+from minidnn.schedule.actions import COMPUTE, D2H, H2D, Alloc, Schedule
 from minidnn.schedule.check import check
 
 from . import lowered, simulated
@@ -227,6 +227,17 @@ def test_a_sweep_never_rises_and_stays_above_the_bound() -> None:
     assert found.rematerialized_ms[-1] is not None
 
 
+def test_in_a_sweep_a_plan_for_less_stays_a_candidate() -> None:
+    graph = simulated.graph_of("smallvgg", 32)
+    profile = modelled(graph, "k40")
+    budgets = budgets_of(graph, profile, 12)
+    schedules = [choose(graph, "vdnn-threshold", profile, Options(budget=budget)) for budget in budgets]
+    alone = [simulate(schedule, profile).iteration_ms for schedule in schedules]
+    swept = [p.ms for p in sweep(graph, profile, ("vdnn-threshold",), budgets).points["vdnn-threshold"]]
+    assert alone != sorted(alone, reverse=True)
+    assert swept == [min(alone[: i + 1]) for i in range(len(alone))]
+
+
 def explained(budget_share: float) -> tuple[Schedule, Profile, int]:
     graph = simulated.graph_of("vgg11", 16)
     profile = modelled(graph, "v100")
@@ -248,6 +259,13 @@ def test_a_plan_says_of_every_activation_what_becomes_of_it_and_why() -> None:
         assert d.gone_before is not None
         assert d.back_before is not None
         assert order[d.gone_before] <= order[d.back_before] <= order[d.needed]
+
+
+def test_every_buffer_lies_where_the_plan_says() -> None:
+    schedule, _, _ = explained(0.2)
+    buffers = [a.buffer for a in schedule.actions if isinstance(a, Alloc)]
+    places = {b.key: b.offset - schedule.persistent_bytes for b in buffers}
+    assert places == dict(schedule.plan.offsets)
 
 
 def test_only_lanes_order_a_planned_schedule() -> None:
