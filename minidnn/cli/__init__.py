@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
 from importlib import import_module
 from io import TextIOWrapper
+from types import FrameType
 
 from minidnn import __version__
 from minidnn.cli.options import Console, Parser, add_output
@@ -38,6 +39,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 2 for whatever the user can mend, 130 after Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _prepare_streams()
+    with _own_interrupts():
+        return _told(arguments)
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """A command may take Ctrl-C into its own hands; afterwards it is the caller's again."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
+
+
+def _told(arguments: list[str]) -> int:
+    """The exit code; what went wrong is told in one sentence."""
     try:
         try:
             return _run(arguments)
@@ -60,13 +78,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def entry() -> int:
-    """`main` for a process of its own, which ends after it: an interrupt then has nothing left to stop."""
+    """`main` for a process of its own, in which Ctrl-C is told in one line wherever it strikes, and ends with it."""
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    def unraisable(what: sys.UnraisableHookArgs) -> None:
+        if not issubclass(what.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(what)
+
+    signal.signal(signal.SIGINT, interrupt)
+    sys.unraisablehook = unraisable  # one that struck in a destructor
     try:
         return main()
     except KeyboardInterrupt:  # a second one, while the first was being told
         return 130
+    except Exception:
+        if not interrupts:
+            raise
+        _complain("interrupted")  # while something was imported, which made another error of it
+        return 130
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to stop
 
 
 def _prepare_streams() -> None:

@@ -326,6 +326,25 @@ def test_interrupts_at_any_moment_leave_whole_checkpoints_and_no_traceback(tmp_p
         assert not list(folder.glob(".step-*.partial"))
 
 
+def test_an_interrupt_that_became_another_error_is_an_interrupt() -> None:
+    program = """
+import os, signal, sys
+import minidnn.cli.summary
+from minidnn.cli import entry
+def importing(*arguments, **options):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        while True: pass
+    except KeyboardInterrupt:
+        raise RuntimeError('numpy could not be imported')
+minidnn.cli.summary.create = importing
+sys.argv = ['minidnn', 'summary', 'smallnet']
+sys.exit(entry())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "minidnn: interrupted\n")
+
+
 def test_two_trainings_do_not_share_a_directory(tmp_path: Path) -> None:
     command = [*COMMAND, *TRAIN, "--epochs", "200", "--checkpoint", str(tmp_path / "saved"), "--quiet"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as first:
