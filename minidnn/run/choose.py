@@ -80,7 +80,10 @@ def choose(
                 break
     if not fitting:
         assert options.budget is not None
-        needed = smallest(graph, mode, profile, options, persistent).peak_bytes
+        least = smallest(graph, mode, profile, options, persistent)
+        needed = least.peak_bytes
+        if options.allow(least):  # the policy wanted to use more of the budget, and what it wanted could not be placed
+            return least
         if needed <= options.budget:
             raise BudgetError(f"memory mode {mode} at {graph.batch} rows needs more than {options.pinned} pinned bytes")
         raise BudgetError(

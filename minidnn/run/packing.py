@@ -118,6 +118,8 @@ class Packer:
 
     def sample(self, host: HostRange, stream: Stream) -> None:
         """Look at a tensor that is not compressed, on a codec worker, as soon as what was issued has copied it out."""
+        if not word_bytes(ITEM_BYTES[self.graph.tensors[host.name].dtype]):
+            return  # an index of a pooling: the codec cannot pack it
         self._samples[host.name] = self.device.after("codec-0", self.device.record(stream), partial(self._look, host))
 
     def looked(self, name: str) -> None:

@@ -23,6 +23,7 @@ from minidnn.plan.registry import parse_mode
 from minidnn.profile.profile import Profile
 from minidnn.run.choose import Options, Score, choose, smallest
 from minidnn.run.executor import Executor
+from minidnn.run.fewer_rows import for_fewer_rows
 from minidnn.run.live import executor_for
 from minidnn.run.observe import GradientObserver
 from minidnn.run.timing import time_if_it_fits
@@ -87,6 +88,7 @@ class Programs:
     ) -> None:
         self.device = device
         self.recipe = recipe
+        self.rows = rows
         self.persistent: dict[str, int] = {}
         self.schedules: dict[tuple[Purpose, int], Schedule] = {}
         self.executors: dict[tuple[Purpose, int], Executor] = {}
@@ -123,30 +125,38 @@ class Programs:
         return self.pinned.nbytes if self.pinned else 0
 
     def plan(self, purpose: Purpose, rows: int) -> Schedule:
-        """The schedule of a purpose; one that exceeds the arena falls back to algorithms that fit (`g`), and from a
-        heuristic that needs more room for fewer rows (they exist) to offline placement."""
+        """The schedule of a purpose. One for fewer rows than the arena was made for is that of all rows in small, or,
+        where there is none, whatever the mode, smaller workspaces (`g`) or offline placement make fit."""
         key = (purpose, rows)
         if key not in self.schedules:
             graph = self.recipe.graph(purpose, rows)
             profile = self.device.profile(graph)
-            modes = self._modes(purpose, self.recipe.mode, later=self.arena is not None)
-            options = self.recipe.options_for(purpose)
-            ways = [(mode, options) for mode in modes]
-            if self.arena is not None:
-                room = self.arena.nbytes if options.budget is None else min(self.arena.nbytes, options.budget)
-                placed = replace(options, fit=None, placement="planned")
-                ways = [
-                    (mode, replace(o, budget=room, pinned=self.pinned_bytes))
-                    for o in (options, placed)
-                    for mode in modes
-                ]
-            # Of several candidates (dyn) the fastest is found by running them, before anything else has memory.
-            score = partial(time_if_it_fits, self.device) if purpose.train and self.arena is None else None
-            schedule = _first_fitting(graph, ways, profile, self.persistent or None, score)
+            schedule = self._in_small(purpose, graph, profile) or self._chosen(purpose, graph, profile)
             if not self.persistent:
                 self.persistent = _places(schedule)
             self.schedules[key] = schedule
         return self.schedules[key]
+
+    def _in_small(self, purpose: Purpose, graph: Graph, profile: Profile) -> Schedule | None:
+        whole = self.schedules.get((purpose, self.rows))
+        if whole is None or self.arena is None:
+            return None
+        algorithms = self.recipe.options.algorithms
+        return for_fewer_rows(whole, graph, profile, algorithms=algorithms, persistent=self.persistent)
+
+    def _chosen(self, purpose: Purpose, graph: Graph, profile: Profile) -> Schedule:
+        modes = self._modes(purpose, self.recipe.mode, later=self.arena is not None)
+        options = self.recipe.options_for(purpose)
+        ways = [(mode, options) for mode in modes]
+        if self.arena is not None:
+            room = self.arena.nbytes if options.budget is None else min(self.arena.nbytes, options.budget)
+            placed = replace(options, fit=None, placement="planned")
+            ways = [
+                (mode, replace(o, budget=room, pinned=self.pinned_bytes)) for o in (options, placed) for mode in modes
+            ]
+        # Of several candidates (dyn) the fastest is found by running them, before anything else has memory.
+        score = partial(time_if_it_fits, self.device) if purpose.train and self.arena is None else None
+        return _first_fitting(graph, ways, profile, self.persistent or None, score)
 
     def executor(self, purpose: Purpose, rows: int) -> Executor:
         """The compiled program."""

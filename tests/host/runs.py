@@ -17,6 +17,7 @@ from minidnn.device.host import HostDevice
 from minidnn.errors import BudgetError
 from minidnn.memory.fit import FITS
 from minidnn.plan.plan import ORDERS
+from minidnn.plan.registry import PLANNERS
 from minidnn.schedule.check import check
 
 STEPS = 5
@@ -27,6 +28,7 @@ MODES = (
     *(f"{family}({rule})" for family in ("base", "keep") for rule in "pmg"),
     *(f"{family}:{chosen}({rule})" for family in ("vdnn", "vdnn++") for chosen in SETS for rule in "pmg"),
     *("vdnn:dyn", "vdnn++:dyn"),
+    *sorted(PLANNERS),
 )
 DIMENSIONS: Mapping[str, Sequence[str]] = {
     "memory": MODES,

@@ -11,11 +11,12 @@ from minidnn.data import from_arrays
 from minidnn.device.host import HostDevice
 from minidnn.device.lanes import INTERLEAVINGS
 from minidnn.errors import BudgetError, OutOfDeviceMemory
+from minidnn.plan.registry import PLANNERS
 from tests.host.runs import Case, batches, reference, run
 
 ONE_OF_EACH = [
     "base", "base(m)", "keep", "keep(g)", "vdnn:all(p)", "vdnn:conv(g)", "vdnn:aconv(m)", "vdnn", "vdnn++:all(p)",
-    "vdnn++:conv(m)", "vdnn++:none(g)", "vdnn++",
+    "vdnn++:conv(m)", "vdnn++:none(g)", "vdnn++", *sorted(PLANNERS),
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,15 @@ def test_data_that_are_not_numbers_stop_the_step_that_meets_them(value: float, m
     assert all((net.state_dict()[name] == array).all() for name, array in good.items())
 
 
+@pytest.fixture
+def _ctrl_c() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also in a process that was started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c")
 def test_an_interrupted_epoch_costs_that_epoch_at_most() -> None:
     net = network()
 
@@ -336,6 +346,7 @@ class Interrupting:
         self.inner.read(indices, x_out, y_out)
 
 
+@pytest.mark.usefixtures("_ctrl_c")
 @pytest.mark.parametrize("interleaving", INTERLEAVINGS)
 @pytest.mark.parametrize("at", [1, 2, 5, 9, 14])
 def test_a_real_ctrl_c_gives_all_memory_back_and_keeps_the_weights(interleaving: str, at: int) -> None:
