@@ -57,10 +57,7 @@ class HostDevice(Device):
                 f"the arena needs {format_size(nbytes)}; device {self.name} has {format_size(total.free)} free "
                 f"of {format_size(total.total)}"
             )
-        region = self._take(nbytes, pinned=False)
-        assert region.array is not None
-        region.array.fill(POISON)
-        return region
+        return self._take(nbytes, pinned=False)
 
     def pinned(self, nbytes: int) -> Region:
         check_host_limits(nbytes)
@@ -68,7 +65,8 @@ class HostDevice(Device):
 
     def _take(self, nbytes: int, pinned: bool) -> Region:
         try:
-            array = np.empty(nbytes, dtype=np.uint8)
+            # Fresh memory often holds what an earlier run of the same network left: a missing copy would not show.
+            array = np.full(nbytes, POISON, dtype=np.uint8)
         except MemoryError:
             error = OutOfPinnedMemory if pinned else OutOfDeviceMemory
             raise error(f"{format_size(nbytes)} of host memory cannot be taken; use a smaller batch") from None
