@@ -6,8 +6,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout, suppress
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from importlib import import_module
 from io import TextIOWrapper
 from types import FrameType
