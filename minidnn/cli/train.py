@@ -170,10 +170,15 @@ def checkpoint_folder(args: argparse.Namespace) -> Path | None:
 
 @contextmanager
 def finishing_on_interrupt(trainer: Trainer) -> Iterator[None]:
-    """The first Ctrl-C ends the run after the iteration; a second one, at once."""
+    """The first Ctrl-C ends the run after the iteration; a second one, at once. More of them change nothing: what is
+    saved and given back then must not be cut short. The command restores the handler when all that is done."""
+
+    def at_once(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
 
     def handler(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, previous)
+        signal.signal(signal.SIGINT, at_once)
         trainer.stop_requested = True
         with suppress(OSError):  # not print, which must not be entered again where a signal may have interrupted it
             os.write(2, b"minidnn: finishing this iteration; Ctrl-C again stops at once\n")
@@ -182,7 +187,7 @@ def finishing_on_interrupt(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        signal.signal(signal.SIGINT, signal.SIG_IGN if trainer.stop_requested else previous)
 
 
 def describe(args: argparse.Namespace, trainer: Trainer, data: Data) -> str:
