@@ -169,11 +169,15 @@ def schedule_of(
     lowered = _lower(graph, plan, options, persistent)
     if plan.rule == "g" and options.budget is not None:
         least = replace(plan, algorithms=pick_algorithms(graph, profile, "m"))
-        tightest = _lower(graph, least, options, persistent)
-        bounded = _bounded_workspaces(graph, least, profile, tightest, options.budget)
-        lowered = _lower(graph, bounded, options, persistent)
-        if lowered.peak_bytes > options.budget:  # room for each workspace, but not in one piece
-            lowered = tightest
+        lowered = tightest = _lower(graph, least, options, persistent)
+        # A fit heuristic may by chance need less for larger workspaces; what the smallest ones need counts all the
+        # same, so that budgets are refused below one figure and accepted from it on.
+        if tightest.peak_bytes <= options.budget:
+            bounded = _lower(
+                graph, _bounded_workspaces(graph, least, profile, tightest, options.budget), options, persistent
+            )
+            if bounded.peak_bytes <= options.budget:  # else room for each workspace, but not in one piece
+                lowered = bounded
     if options.placement == "planned" and lowered.plan.sync == "compute" and lowered.plan.offload:
         # vDNN++ gets the pool that vDNN needs in the same mode, unless a budget gives it another.
         limit = lowered.pool_bytes if options.budget is None else options.budget - lowered.persistent_bytes

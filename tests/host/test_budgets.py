@@ -7,11 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from minidnn import nn, optim
 from minidnn.data import from_arrays
 from minidnn.device.host import HostDevice
 from minidnn.device.lanes import INTERLEAVINGS
 from minidnn.errors import BudgetError, OutOfDeviceMemory
-from minidnn.plan.registry import PLANNERS
+from minidnn.graph.build import build
+from minidnn.graph.graph import Target
+from minidnn.memory.fit import FITS
+from minidnn.plan.registry import PLANNERS, parse_mode
+from minidnn.run.choose import Options, choose, smallest
 from tests.host.runs import Case, batches, reference, run
 
 ONE_OF_EACH = [
@@ -68,6 +73,30 @@ def test_a_larger_budget_never_takes_more_than_it_gives() -> None:
         for budget in (needed + 1, needed * 5 // 4, needed * 3):
             with HostDevice(memory=budget) as device, Case(memory).trainer(device, budget) as trainer:
                 assert trainer.peak_bytes <= budget
+
+
+@pytest.mark.parametrize("fit", [None, *FITS])
+@pytest.mark.parametrize("memory", ["vdnn++:all(g)", "vdnn++:dyn(m)"])
+def test_no_budget_below_the_figure_is_served_by_any_fit(memory: str, fit: str | None) -> None:
+    net = nn.Sequential(
+        nn.Conv2d(2, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(5, 7, 3, stride=2, padding=2, dilation=2),
+        nn.BatchNorm2d(7), nn.ReLU(), nn.Dropout(0.3), nn.Conv2d(7, 4, 1), nn.LeakyReLU(),
+        nn.AvgPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(16, 9), nn.ReLU(), nn.Linear(9, 3),
+    )  # fmt: skip
+    sgd, target = optim.SGD(0.05, momentum=0.9), Target("native")
+    graph = build(net, nn.CrossEntropyLoss(), (3, 2, 13, 11), target, optimizer=sgd)
+    with HostDevice() as device:
+        profile = device.profile(graph)
+    options = Options("derivative-first", fit)
+    try:
+        needed = smallest(graph, parse_mode(memory), profile, options).peak_bytes
+    except BudgetError as error:
+        assert error.needed is None  # noqa: PT017 - this fit serves no size of pool
+        return
+    for budget in range(needed - 8192, needed, 512):
+        with pytest.raises(BudgetError):
+            choose(graph, memory, profile, replace(options, budget=budget))
+    assert choose(graph, memory, profile, replace(options, budget=needed)).peak_bytes <= needed
 
 
 def test_without_a_budget_the_device_s_memory_is_the_limit() -> None:
