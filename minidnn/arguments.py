@@ -15,6 +15,12 @@ LARGEST = 2**31 - 1
 """Of counts: far beyond what memory holds, while the bytes that they make stay within an address."""
 
 
+def shown(value: object) -> str:
+    """A value as a sentence can show it: its repr, in one line and not too long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def is_count(value: object, least: int = 1) -> TypeGuard[int]:
     """Whether it is an int of at least `least`."""
     return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= LARGEST
@@ -25,7 +31,7 @@ def count(value: object, argument: str, least: int = 1) -> int:
     if is_count(value, least):
         return int(value)
     most = f", at most {LARGEST}" if isinstance(value, int) and value > LARGEST else ""
-    raise ArgumentError(f"{argument} is {value!r}; it must be an int of {least} or more{most}")
+    raise ArgumentError(f"{argument} is {shown(value)}; it must be an int of {least} or more{most}")
 
 
 def number(value: object, argument: str, low: float = -inf, high: float = inf, bounds: str = "[)") -> float:
@@ -40,18 +46,18 @@ def number(value: object, argument: str, low: float = -inf, high: float = inf, b
         where = f" in {bounds[0]}{low:g}, {high:g}{bounds[1]}"
     else:
         where = "" if low == -inf else f" of {low:g} or more" if bounds[0] == "[" else f" above {low:g}"
-    raise ArgumentError(f"{argument} is {value!r}; it must be a number{where}")
+    raise ArgumentError(f"{argument} is {shown(value)}; it must be a number{where}")
 
 
 def sample_shape(value: object, argument: str = "input_shape") -> tuple[int, ...]:
     """The shape of one sample: (C, H, W), or (features,)."""
     if isinstance(value, (tuple, list)) and len(value) in (1, 3) and all(is_count(n) for n in value):
         return tuple(int(n) for n in value)
-    raise ArgumentError(f"{argument} is {value!r}; it must be (C, H, W), or (features,), each 1 or more")
+    raise ArgumentError(f"{argument} is {shown(value)}; it must be (C, H, W), or (features,), each 1 or more")
 
 
 def image_shape(value: object, argument: str = "input_shape") -> tuple[int, int, int]:
     """(C, H, W) of one image."""
     if isinstance(value, (tuple, list)) and len(value) == 3 and all(is_count(n) for n in value):
         return int(value[0]), int(value[1]), int(value[2])
-    raise ArgumentError(f"{argument} is {value!r}; it must be (C, H, W), each 1 or more")
+    raise ArgumentError(f"{argument} is {shown(value)}; it must be (C, H, W), each 1 or more")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import cos, inf, pi
 from typing import Any, ClassVar
 
-from minidnn.arguments import count, number
+from minidnn.arguments import count, number, shown
 from minidnn.errors import ArgumentError
 
 Schedule = Callable[[int], float]
@@ -89,7 +89,7 @@ class Adam(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
-            raise ArgumentError(f"betas is {self.betas!r}; it must be a pair of numbers in [0, 1)")
+            raise ArgumentError(f"betas is {shown(self.betas)}; it must be a pair of numbers in [0, 1)")
         for i, beta in enumerate(self.betas):
             number(beta, f"betas[{i}]", 0, 1)
         number(self.eps, "eps", 0)
@@ -119,7 +119,7 @@ class AdamW(Adam):
 
 def _check_schedule(argument: str, schedule: object) -> None:
     if schedule is not None and not callable(schedule):
-        raise ArgumentError(f"{argument} is {schedule!r}; it must be a function of the step, such as CosineLR(100)")
+        raise ArgumentError(f"{argument} is {shown(schedule)}; it must be a function of the step, as CosineLR(100) is")
 
 
 @dataclass(frozen=True, slots=True)

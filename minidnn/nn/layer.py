@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from minidnn.arguments import is_count
+from minidnn.arguments import is_count, shown
 from minidnn.errors import ArgumentError, ShapeError
 from minidnn.graph.tensor import Role
 
@@ -119,7 +119,7 @@ def pair(value: int | tuple[int, int], argument: str, least: int) -> tuple[int, 
     """An int or a pair of ints as (height, width), each at least `least`."""
     both = value if isinstance(value, (tuple, list)) else (value, value)
     if len(both) != 2 or not all(is_count(v, least) for v in both):
-        raise ArgumentError(f"{argument} is {value!r}; it must be an int or a pair of ints, each {least} or more")
+        raise ArgumentError(f"{argument} is {shown(value)}; it must be an int or a pair of ints, each {least} or more")
     return int(both[0]), int(both[1])
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minidnn.arguments import number
+from minidnn.arguments import number, shown
 from minidnn.errors import ArgumentError, ShapeError
 from minidnn.graph.tensor import Role
 from minidnn.nn.layer import Layer
@@ -60,8 +60,7 @@ class CrossEntropyLoss(Loss):
         except (TypeError, ValueError):
             found = np.empty(0, np.float32)
         if found.ndim != 1 or not len(found) or not ((found >= 0) & np.isfinite(found)).all():
-            shown = " ".join(repr(weight).split())[:80]
-            raise ArgumentError(f"weight is {shown}; it must be a number of 0 or more for each class")
+            raise ArgumentError(f"weight is {shown(weight)}; it must be a number of 0 or more for each class")
         return found
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:

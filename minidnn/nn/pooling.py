@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from minidnn.arguments import is_count
+from minidnn.arguments import is_count, shown
 from minidnn.errors import ArgumentError, ShapeError
 from minidnn.nn.layer import Layer, expect_rank, pair
 
@@ -136,7 +136,8 @@ class AdaptiveAvgPool2d(Layer):
         super().__init__()
         sizes = tuple(output_size) if isinstance(output_size, (tuple, list)) else (output_size, output_size)
         if len(sizes) != 2 or not all(is_count(s) or (s is None and output_size is not None) for s in sizes):
-            raise ArgumentError(f"output_size is {output_size!r}; it must be an int or a pair, each 1 or more or None")
+            shape = shown(output_size)
+            raise ArgumentError(f"output_size is {shape}; it must be an int or a pair, each 1 or more or None")
         self.output_size = sizes
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:

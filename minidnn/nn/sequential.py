@@ -9,7 +9,7 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 
-from minidnn.arguments import count, sample_shape
+from minidnn.arguments import count, sample_shape, shown
 from minidnn.errors import ArgumentError, CheckpointError, ShapeError
 from minidnn.graph.tensor import Role
 from minidnn.nn.layer import Layer, Parameter
@@ -45,7 +45,8 @@ class Sequential(Layer):
         pairs = named.items() if named is not None else ((str(i), layer) for i, layer in enumerate(layers))
         for name, layer in pairs:
             if not isinstance(layer, Layer):
-                raise ArgumentError(f"child {name!r} is {layer!r}; Sequential takes layers or one dict of named layers")
+                text = f"child {name!r} is {shown(layer)}; Sequential takes layers or one dict of named layers"
+                raise ArgumentError(text)
             if not hasattr(layer, "parameters"):
                 kind = type(layer).__name__
                 raise ArgumentError(f"child {name!r} has no parameters; {kind} must call super().__init__()")
@@ -72,7 +73,7 @@ class Sequential(Layer):
     def append(self, layer: Layer) -> Sequential:
         """Add a layer at the end, named by its position."""
         if not isinstance(layer, Layer):
-            raise ArgumentError(f"layer is {layer!r}; append takes a layer")
+            raise ArgumentError(f"layer is {shown(layer)}; append takes a layer")
         name = str(len(self._children))
         if name in self._children:
             raise ArgumentError(f"child {name!r} exists already; append to a Sequential with positional names")
@@ -113,7 +114,7 @@ class Sequential(Layer):
         try:
             return self._children[key] if isinstance(key, str) else self.children()[key]
         except (KeyError, IndexError, TypeError):
-            raise ArgumentError(f"child is {key!r}; this Sequential has {', '.join(self._children)}") from None
+            raise ArgumentError(f"child is {shown(key)}; this Sequential has {', '.join(self._children)}") from None
 
     def __getattr__(self, name: str) -> Layer:
         children = self.__dict__.get("_children", {})

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from numbers import Integral
 
-from minidnn.arguments import count, is_count, number, sample_shape
+import numpy as np
+
+from minidnn.arguments import count, is_count, number, sample_shape, shown
 from minidnn.device.base import Device
 from minidnn.errors import ArgumentError
 from minidnn.nn.loss import Loss
@@ -19,7 +21,7 @@ def check_parts(net: object, loss: object, optimizer: object, device: object) ->
         ("optimizer", optimizer, Optimizer, "optim.SGD(lr=0.1)"), ("device", device, (str, Device), "'host'"),
     ):  # fmt: skip
         if not isinstance(value, kind):
-            raise ArgumentError(f"{name} is {value!r}; it must be an object such as {example}")
+            raise ArgumentError(f"{name} is {shown(value)}; it must be an object such as {example}")
     assert isinstance(net, Sequential)
     if net.owner is not None:
         raise ArgumentError("net is in another trainer that is still open; close that one first")
@@ -29,11 +31,11 @@ def check_numbers(batch: object, micro_batch: object, max_norm: object, seed: ob
     """Numbers in their ranges."""
     most = count(batch, "batch")
     if micro_batch is not None and not (is_count(micro_batch) and micro_batch <= most):
-        raise ArgumentError(f"micro_batch is {micro_batch!r}; it must be an int from 1 to the batch, {batch}")
+        raise ArgumentError(f"micro_batch is {shown(micro_batch)}; it must be an int from 1 to the batch, {batch}")
     if max_norm is not None:
         number(max_norm, "max_norm", 0, bounds="()")
     if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= int(seed) < 2**64:
-        raise ArgumentError(f"seed is {seed!r}; it must be an int from 0 to 2^64 - 1")
+        raise ArgumentError(f"seed is {shown(seed)}; it must be an int from 0 to 2^64 - 1")
 
 
 def shape_for(net: Sequential, given: object) -> tuple[int, ...]:
@@ -42,3 +44,11 @@ def shape_for(net: Sequential, given: object) -> tuple[int, ...]:
     if shape is None:
         raise ArgumentError("input_shape is None; give the network or the trainer the (C, H, W) of one sample")
     return sample_shape(shape)
+
+
+def as_array(argument: str, value: object) -> np.ndarray:
+    """What a user gives as an array of numbers."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{argument} is {shown(value)}; it must be an array of numbers") from None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from minidnn import checkpoint as checkpoints
-from minidnn.arguments import is_count
+from minidnn.arguments import count, is_count, sample_shape, shown
 from minidnn.data.dataset import Data, Dataset
 from minidnn.data.loader import Loader, batch_count
 from minidnn.errors import ArgumentError, CheckpointError
@@ -79,7 +79,9 @@ def fit(
     """
     for name, value in (("epochs", epochs), ("steps", steps), ("checkpoint_every", checkpoint_every)):
         if not is_count(value) and (value is not None or name == "epochs"):
-            raise ArgumentError(f"{name} is {value!r}; it must be an int of 1 or more")
+            raise ArgumentError(f"{name} is {shown(value)}; it must be an int of 1 or more")
+    if on_epoch is not None and not callable(on_epoch):
+        raise ArgumentError(f"on_epoch is {shown(on_epoch)}; it must be a function of an epoch and its metrics")
     directory = _path("checkpoint", checkpoint)
     if checkpoint_every is not None and directory is None:
         raise ArgumentError(f"checkpoint_every is {checkpoint_every}, but checkpoint is None; name a directory")
@@ -293,7 +295,7 @@ def _path(argument: str, value: object) -> Path | None:
     if value is None:
         return None
     if not isinstance(value, (str, os.PathLike)) or not str(value):
-        raise ArgumentError(f"{argument} is {value!r}; it must be a path")
+        raise ArgumentError(f"{argument} is {shown(value)}; it must be a path")
     return Path(value)
 
 
@@ -309,20 +311,21 @@ def _as_data(data: Data | Dataset) -> Data:
 
 
 def _dataset(data: Dataset) -> Dataset:
-    if not hasattr(data, "read") or not hasattr(data, "input_shape"):
-        raise ArgumentError(f"data is {data!r}; give what open_data or from_arrays return, or a Dataset")
+    if not all(hasattr(data, name) for name in ("read", "input_shape", "classes", "__len__")):
+        raise ArgumentError(f"data is {shown(data)}; give what open_data or from_arrays return, or a Dataset")
     return data
 
 
 def _check_data(trainer: Trainer, dataset: Dataset) -> None:
-    if tuple(dataset.input_shape) != trainer.sample_shape:
+    shape = sample_shape(dataset.input_shape, "data's input_shape")
+    if shape != trainer.sample_shape:
         raise ArgumentError(
-            f"data have images of {list(dataset.input_shape)}; the network was set up for {list(trainer.sample_shape)}"
+            f"data have images of {list(shape)}; the network was set up for {list(trainer.sample_shape)}"
         )
     if not isinstance(trainer.loss, CrossEntropyLoss):
         raise ArgumentError("loss is not CrossEntropyLoss; data sets have class labels, others go to trainer.step")
     classes = trainer._output_shape[1]
-    if dataset.classes is not None and dataset.classes > classes:
+    if dataset.classes is not None and count(dataset.classes, "data's classes") > classes:
         raise ArgumentError(f"data have {dataset.classes} classes; the network has {classes} outputs")
 
 

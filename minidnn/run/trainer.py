@@ -21,7 +21,7 @@ from minidnn.plan.compress import report
 from minidnn.plan.registry import parse_mode
 from minidnn.profile.profile import Algorithm
 from minidnn.run.adaptive import Adaptive
-from minidnn.run.arguments import check_numbers, check_parts, shape_for
+from minidnn.run.arguments import as_array, check_numbers, check_parts, shape_for
 from minidnn.run.choose import Options
 from minidnn.run.executor import Executor
 from minidnn.run.observe import GradientObserver
@@ -225,6 +225,8 @@ class Trainer:
 
     def push(self) -> None:
         """Upload the network's weights; optimizer state stays."""
+        if self._closed:
+            raise ArgumentError("trainer is closed; open a new one")
         self.programs.finish()
         self.weights.push(self.seed)
         self._changed = False
@@ -357,7 +359,7 @@ class Trainer:
             raise ArgumentError("trainer stopped in an iteration that failed; close it and open a new one")
 
     def _fill(self, slot: BatchSlot, x: np.ndarray, y: np.ndarray | None) -> int:
-        x = np.asarray(x)
+        x = as_array("x", x)
         rows = len(x) if x.ndim else 0
         if x.shape[1:] != self.sample_shape or not 1 <= rows <= self.batch:
             raise ArgumentError(
@@ -365,10 +367,11 @@ class Trainer:
             )
         if x.dtype.kind not in "biuf":
             raise ArgumentError(f"x is {x.dtype}; it must be real numbers")
-        slot.array("input")[:rows] = x
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and the loss with it
+            slot.array("input")[:rows] = x
         if y is None:
             return rows
-        y, labels = np.asarray(y), slot.array("labels")
+        y, labels = as_array("y", y), slot.array("labels")
         if y.dtype.kind not in "biuf":
             raise ArgumentError(f"y is {y.dtype}; it must be real numbers")
         if y.shape != (rows, *labels.shape[1:]):
@@ -399,7 +402,7 @@ class Trainer:
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Logits for x [rows,C,H,W], any number of rows; [rows, classes], float32 (in fp64 float64)."""
         self.check_usable()
-        x = np.asarray(x)
+        x = as_array("x", x)
         slot, outputs = self._slots[0].batch, []
         if x.shape[1:] != self.sample_shape or not len(x):
             raise ArgumentError(f"x has shape {list(x.shape)}; expected 1 or more rows of {list(self.sample_shape)}")

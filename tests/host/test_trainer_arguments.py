@@ -11,7 +11,7 @@ import pytest
 from minidnn import Trainer, nn, optim
 from minidnn.data import Data, from_arrays
 from minidnn.device.host import HostDevice
-from minidnn.errors import ArgumentError, DataError, MiniDnnError, ShapeError
+from minidnn.errors import ArgumentError, DataError, MiniDnnError, NonFiniteLoss, OutOfDeviceMemory, ShapeError
 
 X, Y = np.ones((4, 1, 6, 6), np.float32), np.array([0, 1, 2, 0])
 
@@ -44,6 +44,10 @@ def one_sentence(error: BaseException) -> None:
         ({"optimizer": 0.1}, "optimizer is 0.1; it must be an object such as optim.SGD(lr=0.1)"),
         ({"device": None}, "device is None; it must be an object such as 'host'"),
         ({"device": "gpu"}, "device is 'gpu'; it must be 'auto', 'host', 'cuda' or 'cuda:0'"),
+        ({"net": np.ones((40, 40))}, "net is array([[1., 1., 1."),
+        ({"batch": np.ones((40, 40))}, "batch is array([[1., 1., 1."),
+        ({"batch": 2**31}, f"batch is {2**31}; it must be an int of 1 or more, at most {2**31 - 1}"),
+        ({"seed": np.ones(2)}, "seed is array([1., 1.]); it must be an int"),
         ({"batch": 0}, "batch is 0; it must be an int of 1 or more"),
         ({"batch": -3}, "batch is -3; it must be"),
         ({"batch": 2.5}, "batch is 2.5; it must be"),
@@ -116,6 +120,8 @@ def test_a_shape_that_does_not_fit_names_the_layer(changes: dict[str, Any], frag
         (X, Y + 1, DataError, "y has labels of int64 from 1 to 3; expected integers 0 to 2"),
         (X, Y - 1, DataError, "y has labels of int64 from -1 to 1; expected integers 0 to 2"),
         (X, Y.astype(str), ArgumentError, "it must be real numbers"),
+        ([[1], [2, 3]], Y, ArgumentError, "x is [[1], [2, 3]]; it must be an array of numbers"),
+        (X, [[1], [2, 3]], ArgumentError, "y is [[1], [2, 3]]; it must be an array of numbers"),
     ],
 )
 def test_a_wrong_batch_is_refused_and_the_trainer_goes_on(
@@ -134,6 +140,19 @@ def labelled(classes: int = 3, shape: tuple[int, int, int] = (1, 6, 6), samples:
     return from_arrays("d", (np.ones((samples, *shape), np.float32), np.arange(samples) % classes), test_samples=0)
 
 
+class Described:
+    """A data set that describes itself as it likes."""
+
+    def __init__(self, input_shape: Any, classes: Any) -> None:
+        self.input_shape, self.classes = input_shape, classes
+
+    def __len__(self) -> int:
+        return 8
+
+    def read(self, *arguments: Any) -> None:
+        """Never asked."""
+
+
 @pytest.mark.parametrize(
     ("options", "fragment"),
     [
@@ -146,6 +165,13 @@ def labelled(classes: int = 3, shape: tuple[int, int, int] = (1, 6, 6), samples:
         ({"data": [1, 2]}, "data is [1, 2]; give what open_data or from_arrays return, or a Dataset"),
         ({"data": labelled(shape=(1, 5, 6))}, "data have images of [1, 5, 6]; the network was set up for [1, 6, 6]"),
         ({"data": labelled(4)}, "data have 4 classes; the network has 3 outputs"),
+        ({"data": [np.ones((40, 40))]}, "data is [array([[1., 1., 1."),
+        ({"data": Described((1, 6, 6), "x")}, "data's classes is 'x'; it must be an int"),
+        ({"data": Described(5, 3)}, "data's input_shape is 5; it must be (C, H, W)"),
+        ({"on_epoch": 5}, "on_epoch is 5; it must be a function of an epoch and its metrics"),
+        ({"checkpoint": 5}, "checkpoint is 5; it must be a path"),
+        ({"resume": ""}, "resume is ''; it must be a path"),
+        ({"log": 3}, "log is 3; it must be a path"),
         ({"log": "/nowhere/log.jsonl"}, "log /nowhere/log.jsonl cannot be written: No such file or directory"),
     ],
 )
@@ -204,3 +230,23 @@ def test_what_failed_to_open_leaves_no_memory_taken() -> None:
             with pytest.raises(MiniDnnError):
                 open_with(device=device, **changes)
             assert (device.memory_info().used, device.memory_info().pinned) == (0, 0)
+
+
+def test_numpy_s_ints_are_ints_and_a_closed_trainer_says_so() -> None:
+    numbers = {"batch": np.int64(4), "micro_batch": np.int32(2), "seed": np.uint64(2**63), "max_norm": np.float32(1)}
+    with open_with(**numbers) as trainer:
+        assert trainer.step(X, Y).rows == 4
+    with pytest.raises(ArgumentError, match="trainer is closed; open a new one"):
+        trainer.push()
+
+
+def test_numbers_beyond_float32_are_infinite_and_end_the_run_without_a_warning() -> None:
+    with open_with() as trainer, pytest.raises(NonFiniteLoss):
+        trainer.step(np.full(X.shape, 1e300), Y)
+
+
+def test_a_network_too_large_to_fit_is_refused_before_its_weights_are_drawn() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 2**31 - 1), nn.Linear(2**31 - 1, 3), input_shape=(1, 6, 6))
+    with pytest.raises(OutOfDeviceMemory, match="the arena needs"):
+        open_with(net=net)
+    assert not any(parameter.materialized for _, parameter in net.named_parameters())

@@ -24,7 +24,7 @@ ROWS = (
     ("minidnn.run.executor", "minidnn.run.packing", "minidnn.run.captured", "minidnn.run.simulator", "minidnn.run.live",
      "minidnn.run.observe", "minidnn.run.record", "minidnn.run.timing"),
     ("minidnn.run.timeline", "minidnn.run.slot", "minidnn.run.weights", "minidnn.run.bound", "minidnn.run.arguments",
-     "minidnn.run.__init__", "minidnn.device", "minidnn.ops"),
+     "minidnn.run.fewer_rows", "minidnn.run.__init__", "minidnn.device", "minidnn.ops"),
     ("minidnn.schedule",),
     ("minidnn.plan",),
     ("minidnn.profile",),
