@@ -29,7 +29,7 @@ SMALLER = (0.98, 0.96, 0.93, 0.9, 0.85, 0.75, 0.6, 0.4)
 LEADERS = 3
 """Plans whose sets are tried for smaller pools too."""
 CHOICES = 4
-OPS = 400_000
+OPS = 200_000
 """What looking for better sets may cost: ops that the clock walks over."""
 
 
@@ -89,8 +89,8 @@ def _improved(outline: Outline, request: Request, record: _Record) -> Proposals:
     assert request.pool is not None
     names = set(record.best.offload)
     start = tuple(m for m in outline.movable if m.name in names)
-    choices = algorithm_choices(outline, request, CHOICES)
-    evaluations = max(OPS // (len(outline.ways) * (len(choices) + 1)), len(outline.worthwhile))
+    choices = algorithm_choices(outline, request, CHOICES) if len(outline.ways) < LONG else []
+    evaluations = OPS // (len(outline.ways) * (len(choices) + 2))
 
     def promise(offload: Sequence[Movable]) -> Arrangement | None:
         options = dict.fromkeys(choices)
@@ -119,7 +119,7 @@ def _improved(outline: Outline, request: Request, record: _Record) -> Proposals:
 def _from_smaller(outline: Outline, request: Request, record: _Record) -> Proposals:
     """What a smaller pool would have, where that promises more."""
     assert request.pool is not None
-    for share in SMALLER:
+    for share in SMALLER if len(outline.ways) < LONG else SMALLER[::3]:
         smaller = replace(request, pool=int(request.pool * share))
         assert smaller.pool is not None
         options = [*greedy_options(outline, smaller, smaller.pool, 2)]
