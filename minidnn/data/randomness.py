@@ -54,11 +54,11 @@ def holdout(labels: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], N
     """
     samples = len(labels)
     _, classes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    # Line each class up in random order and give its members evenly spaced places in (0, 1): the `count` lowest places
-    # of all then hold every class in proportion.
+    # Each class gives the whole rows of its share; the rows that are left come from the largest remainders.
+    quotas, remainders = np.divmod(sizes * count, samples)
+    quotas[np.argsort(-remainders, kind="stable")[: count - int(quotas.sum())]] += 1
     by_class = np.lexsort((random_words(Use.HOLDOUT, samples, seed=0), classes))
     position = np.arange(samples) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    place = (position + 0.5) / np.repeat(sizes, sizes)
     chosen = np.zeros(samples, bool)
-    chosen[by_class[np.argsort(place, kind="stable")[:count]]] = True
+    chosen[by_class[position < np.repeat(quotas, sizes)]] = True
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
