@@ -78,6 +78,10 @@ def choose(
                 predicted.append(ms)
             elif score is None:
                 break
+    if fitting and options.budget is not None and options.fit is not None and mode.family in PLANNERS:
+        # As for rule `g` below: a heuristic may by chance need less for a plan that keeps more.
+        least = smallest(graph, mode, profile, options, persistent)
+        fitting = fitting if least.peak_bytes <= options.budget else []
     if not fitting:
         assert options.budget is not None
         least = smallest(graph, mode, profile, options, persistent)

@@ -75,19 +75,34 @@ def test_a_larger_budget_never_takes_more_than_it_gives() -> None:
                 assert trainer.peak_bytes <= budget
 
 
+DILATED = nn.Sequential(
+    nn.Conv2d(2, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(5, 7, 3, stride=2, padding=2, dilation=2),
+    nn.BatchNorm2d(7), nn.ReLU(), nn.Dropout(0.3), nn.Conv2d(7, 4, 1), nn.LeakyReLU(), nn.AvgPool2d(2, ceil_mode=True),
+    nn.Flatten(), nn.Linear(16, 9), nn.ReLU(), nn.Linear(9, 3), input_shape=(2, 13, 11),
+)  # fmt: skip
+NORMALIZED = nn.Sequential(
+    nn.BatchNorm2d(1), nn.Conv2d(1, 3, (1, 5)), nn.LocalResponseNorm(3), nn.Tanh(), nn.MaxPool2d(3, 2, 1), nn.Sigmoid(),
+    nn.AdaptiveAvgPool2d((2, 1)), nn.Flatten(), nn.Linear(6, 4), input_shape=(1, 7, 9),
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("fit", [None, *FITS])
-@pytest.mark.parametrize("memory", ["vdnn++:all(g)", "vdnn++:dyn(m)"])
-def test_no_budget_below_the_figure_is_served_by_any_fit(memory: str, fit: str | None) -> None:
-    net = nn.Sequential(
-        nn.Conv2d(2, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(5, 7, 3, stride=2, padding=2, dilation=2),
-        nn.BatchNorm2d(7), nn.ReLU(), nn.Dropout(0.3), nn.Conv2d(7, 4, 1), nn.LeakyReLU(),
-        nn.AvgPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(16, 9), nn.ReLU(), nn.Linear(9, 3),
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("net", "rows", "memory"),
+    [
+        (DILATED, 3, "vdnn++:all(g)"), (DILATED, 3, "vdnn++:dyn(m)"), (NORMALIZED, 2, "greedy"),
+        (NORMALIZED, 2, "best"), (NORMALIZED, 2, "vdnn-threshold"),
+    ],
+)  # fmt: skip
+def test_no_budget_below_the_figure_is_served_by_any_fit(
+    net: nn.Sequential, rows: int, memory: str, fit: str | None
+) -> None:
     sgd, target = optim.SGD(0.05, momentum=0.9), Target("native")
-    graph = build(net, nn.CrossEntropyLoss(), (3, 2, 13, 11), target, optimizer=sgd)
+    assert net.input_shape is not None
+    graph = build(net, nn.CrossEntropyLoss(), (rows, *net.input_shape), target, optimizer=sgd)
     with HostDevice() as device:
         profile = device.profile(graph)
-    options = Options("derivative-first", fit)
+    options = Options("derivative-first" if net is DILATED else "prefetch-first", fit)
     try:
         needed = smallest(graph, parse_mode(memory), profile, options).peak_bytes
     except BudgetError as error:
