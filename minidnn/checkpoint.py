@@ -172,6 +172,9 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
     except Exception as error:  # of a damaged file, whatever its reader trips over first
         reason = "it is a directory" if path.is_dir() else error
         raise CheckpointError(f"weights {path} are no readable safetensors file: {reason}") from None
+    for name, array in arrays.items():
+        if array.dtype.kind == "c":
+            raise CheckpointError(f"weights {path} have complex numbers in {name}; networks have real ones")
     wide = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64))
     return {name: a if a.dtype in wide else a.astype(np.float32) for name, a in arrays.items()}
 
