@@ -337,7 +337,7 @@ def test_a_damaged_state_or_weight_file_is_named(tmp_path: Path) -> None:
             checkpoint.read_weights(tmp_path / "cut")
     header = json.dumps({"w": {"dtype": "C64", "shape": [2], "data_offsets": [0, 16]}}).encode()
     (tmp_path / "cut").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
-    with pytest.raises(CheckpointError, match="cut have complex numbers in w; networks have real ones|no readable"):
+    with pytest.raises(CheckpointError, match=r"cut have complex numbers in w; networks have real ones|no readable"):
         checkpoint.read_weights(tmp_path / "cut")  # an older safetensors does not know the type at all
     with pytest.raises(CheckpointError, match="it is a directory"):
         checkpoint.read_weights(tmp_path)
