@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,9 @@ from minidnn.run.bound import iteration_bound
 from minidnn.run.compare import Experiment, GradientMismatch, measure, mismatches
 
 EXAMPLE = "minidnn compare vgg11 --input 3x32x32 --batch 8 --device host --html report.html"
+
+DISTINCT = 64
+"""Batches of invented data after which they repeat."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +48,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if len(data.train) < args.batch:
         raise ArgumentError(f"--batch is {args.batch}; {data.name} has {len(data.train)} images")
     experiment = Experiment(
-        network, nn.CrossEntropyLoss(), optim.SGD(0.01, momentum=0.9), _batches(data, args.batch, args.steps),
+        network, nn.CrossEntropyLoss(), optim.SGD(0.01, momentum=0.9), Batches(data, args.batch, args.steps),
         args.precision, args.target, args.seed,
     )  # fmt: skip
     opener = _opener(args)
@@ -85,20 +88,28 @@ def _network_and_data(args: argparse.Namespace) -> tuple[Callable[[], nn.Sequent
     spec = args.data
     if spec == "synthetic" and shape is not None:
         classes = create(args.model, input_shape=shape).infer((1, *shape))[-1]
-        spec = f"synthetic:classes={classes},length={args.batch * args.steps}"
+        spec = f"synthetic:classes={classes},length={args.batch * min(args.steps, DISTINCT)}"
     data = open_data(spec, input_shape=shape, seed=args.seed)
     return partial(create, args.model, num_classes=data.classes, input_shape=args.input or data.input_shape), data
 
 
-def _batches(data: Data, batch: int, steps: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The first batches, starting over where the data end."""
-    batches = []
-    for step in range(steps):
-        indices = np.arange(step * batch, (step + 1) * batch) % len(data.train)
-        x, y = np.empty((batch, *data.input_shape), np.float32), np.empty(batch, np.int64)
-        data.train.read(indices, x, y)
-        batches.append((x, y))
-    return batches
+class Batches(Sequence[tuple[np.ndarray, np.ndarray]]):
+    """The first batches, starting over where the data end; each is read when it is asked for."""
+
+    def __init__(self, data: Data, batch: int, steps: int) -> None:
+        self._data, self._batch, self._steps = data, batch, steps
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __getitem__(self, step: Any) -> Any:
+        """Batch `step`: x [batch, C, H, W] and y [batch]."""
+        if not 0 <= step < self._steps:
+            raise IndexError(step)
+        indices = np.arange(step * self._batch, (step + 1) * self._batch) % len(self._data.train)
+        x, y = np.empty((self._batch, *self._data.input_shape), np.float32), np.empty(self._batch, np.int64)
+        self._data.train.read(indices, x, y)
+        return x, y
 
 
 def _opener(args: argparse.Namespace) -> Callable[[], Device]:

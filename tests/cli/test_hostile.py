@@ -13,11 +13,14 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from minidnn import nn, optim
 from minidnn.cli import main
+from minidnn.cli.compare import Batches
 from minidnn.cli.options import drawing, output
+from minidnn.data import from_arrays
 from minidnn.graph.build import build
 from minidnn.graph.graph import Target
 from minidnn.models import create
@@ -365,6 +368,15 @@ def test_too_little_memory_is_one_sentence(
     monkeypatch.setattr("minidnn.cli.summary.create", full)
     assert main(["summary", "smallnet"]) == 2
     assert capsys.readouterr() == ("", "minidnn: this machine has too little memory: Unable to allocate 3 TiB\n")
+
+
+def test_comparing_over_many_steps_takes_no_memory_for_them() -> None:
+    data = from_arrays("set", (np.arange(5.0).reshape(5, 1, 1, 1), np.zeros(5, int)), test_samples=0)
+    batches = Batches(data, 3, 10**9)
+    assert len(batches) == 10**9
+    x, y = batches[10**9 - 1]
+    assert x.ravel().tolist() == [(3 * (10**9 - 1) + row) % 5 for row in range(3)]
+    assert sum(len(y) for x, y in Batches(data, 3, 4)) == 12
 
 
 def test_outside_of_the_checkout_the_module_is_the_command(tmp_path: Path) -> None:
