@@ -374,9 +374,9 @@ def test_comparing_over_many_steps_takes_no_memory_for_them() -> None:
     data = from_arrays("set", (np.arange(5.0).reshape(5, 1, 1, 1), np.zeros(5, int)), test_samples=0)
     batches = Batches(data, 3, 10**9)
     assert len(batches) == 10**9
-    x, y = batches[10**9 - 1]
+    x, _ = batches[10**9 - 1]
     assert x.ravel().tolist() == [(3 * (10**9 - 1) + row) % 5 for row in range(3)]
-    assert sum(len(y) for x, y in Batches(data, 3, 4)) == 12
+    assert sum(len(y) for _, y in Batches(data, 3, 4)) == 12
 
 
 def test_outside_of_the_checkout_the_module_is_the_command(tmp_path: Path) -> None:
