@@ -15,8 +15,8 @@ SAMPLE = [Case(**row, seed=i) for i, row in enumerate(pairwise(DIMENSIONS, seed=
 
 
 def may_dead_end(case: Case) -> bool:
-    """A run-time pool of vDNN++ frees by the clock: late frees can leave too little in one piece, or, for `high-end`, in
-    the rightmost piece."""
+    """A run-time pool of vDNN++ frees by the clock: late frees can leave too little in one piece, or, for `high-end`,
+    in the rightmost piece."""
     roomy = case.budget == "half as much again" and not case.fit.startswith("high-end")
     return case.placement == "live" and case.memory.startswith("vdnn++") and not roomy
 
