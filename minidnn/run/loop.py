@@ -285,7 +285,7 @@ def _bar(total: int, title: str) -> Any:
     """A progress bar. tqdm's own keeps a thread that watches it for good."""
     from tqdm import tqdm
 
-    class Bar(tqdm):  # type: ignore[misc,unused-ignore]
+    class Bar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
         monitor_interval = 0
 
     return Bar(total=total, desc=title, leave=False)
