@@ -6,10 +6,10 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-# No deadlines: machines differ and tests share cores. In CI the examples are the same in every run.
-settings.register_profile("dev", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+# No deadlines: machines differ and tests share cores. The examples are the same in every run, so that a change alone
+# can make a test fail; `make soak` draws new ones, and more.
+settings.register_profile("test", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile(
     "soak", deadline=None, max_examples=2000, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))

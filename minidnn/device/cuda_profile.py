@@ -20,6 +20,7 @@ from minidnn.ops.cuda_ops import CONVOLUTIONS, OPS
 from minidnn.ops.cudnn_ops import problem
 from minidnn.ops.plans import Problem
 from minidnn.profile.profile import Algorithm, Profile, op_key
+from minidnn.progress import bar
 from minidnn.units import MiB, round_up
 
 if TYPE_CHECKING:
@@ -33,15 +34,14 @@ HOPELESS = 1.5
 
 def card_profile(device: CudaDevice, graph: Graph) -> Profile:
     """Entries for all ops of a graph, and the link. Where memory was too short to measure, times are missing."""
-    from tqdm import tqdm
-
     store = device.plans(device.stream("compute")).store
     ops = {op_key(graph, op): op for op in graph.ops}
     convolutions = {key: op for key, op in ops.items() if op.function in CONVOLUTIONS}
-    entries = {
-        key: _convolution(device, graph, op)
-        for key, op in tqdm(convolutions.items(), desc="measuring convolutions", disable=None, leave=False, delay=1.0)
-    }
+    entries: dict[str, tuple[Algorithm, ...]] = {}
+    with bar("measuring convolutions", len(convolutions)) as done:
+        for key, op in convolutions.items():
+            entries[key] = _convolution(device, graph, op)
+            done.update()
     if not device.in_use:
         work = {key: (graph, op) for key, op in ops.items() if key not in entries and key not in store.times}
         with suppress(OutOfDeviceMemory, OutOfPinnedMemory):

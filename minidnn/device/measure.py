@@ -11,6 +11,7 @@ from minidnn.device.base import Device, Launcher, Operand, Region, Stream
 from minidnn.graph.graph import Graph
 from minidnn.graph.op import Op
 from minidnn.profile.profile import Algorithm, Link
+from minidnn.progress import bar
 from minidnn.units import MiB, round_up
 
 REPEATS = 5
@@ -28,17 +29,17 @@ def op_times(device: Device, work: Mapping[str, tuple[Graph, Op]], scratch: int)
 
     Takes the memory of the largest op for a while. Raises OutOfDeviceMemory where that does not fit.
     """
-    from tqdm import tqdm
-
     stream = device.stream("compute")
     arena = device.arena(max((_places(graph, op, scratch)[1] for graph, op in work.values()), default=scratch))
     times: dict[str, float] = {}
     launch_ms = 0.0
     try:
-        for key, (graph, op) in tqdm(work.items(), desc="measuring operations", disable=None, leave=False, delay=1.0):
-            launch = _bound(device, graph, op, scratch, arena, stream)
-            times[key] = milliseconds(device, launch, stream)
-            launch_ms = launch_ms or _issue_ms(device, launch, stream)
+        with bar("measuring operations", len(work)) as done:
+            for key, (graph, op) in work.items():
+                launch = _bound(device, graph, op, scratch, arena, stream)
+                times[key] = milliseconds(device, launch, stream)
+                launch_ms = launch_ms or _issue_ms(device, launch, stream)
+                done.update()
     finally:
         device.give_back(arena)
     return times, launch_ms

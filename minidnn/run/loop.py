@@ -20,6 +20,7 @@ from minidnn.data.dataset import Data, Dataset
 from minidnn.data.loader import Loader, batch_count
 from minidnn.errors import ArgumentError, CheckpointError
 from minidnn.nn.loss import CrossEntropyLoss
+from minidnn.progress import bar
 
 if TYPE_CHECKING:
     from minidnn.run.trainer import FeedSlot, Pending, StepResult, Trainer
@@ -182,7 +183,7 @@ class _Run:
     def _enough(self) -> bool:
         return self.steps is not None and self.trainer.step_count >= self.steps
 
-    def _epoch(self, log: TextIO | None, progress: bool) -> Totals:
+    def _epoch(self, log: TextIO | None, wanted: bool) -> Totals:
         """Train until the epoch ends, enough steps are done, or a stop is requested."""
         trainer, totals = self.trainer, Totals()
         loader = Loader(
@@ -191,7 +192,7 @@ class _Run:
         )  # fmt: skip
         pending: list[tuple[Pending, FeedSlot]] = []
         began = time.perf_counter()
-        bar = _bar(len(loader), f"epoch {self.epoch + 1}") if progress else None
+        done = bar(f"epoch {self.epoch + 1}", len(loader), wanted)
 
         def settle() -> None:
             issued, slot = pending.pop(0)
@@ -201,9 +202,8 @@ class _Run:
             self.result.images += result.rows
             record = {"step": result.step, "loss": result.loss, "accuracy": result.accuracy, "rows": result.rows}
             self._write(log, record)
-            if bar is not None:
-                bar.set_postfix(loss=f"{result.loss:.4f}", refresh=False)
-                bar.update()
+            done.set_postfix(loss=f"{result.loss:.4f}", refresh=False)
+            done.update()
 
         try:
             with loader as batches:
@@ -227,8 +227,7 @@ class _Run:
                 slot.release()
             raise
         finally:
-            if bar is not None:
-                bar.close()
+            done.close()
             self.result.seconds += time.perf_counter() - began
         return totals
 
@@ -279,16 +278,6 @@ class _Run:
             log.flush()
         except OSError as error:
             raise ArgumentError(f"log {log.name} cannot be written: {error.strerror}") from None
-
-
-def _bar(total: int, title: str) -> Any:
-    """A progress bar. tqdm's own keeps a thread that watches it for good."""
-    from tqdm import tqdm
-
-    class Bar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
-        monitor_interval = 0
-
-    return Bar(total=total, desc=title, leave=False)
 
 
 def _path(argument: str, value: object) -> Path | None:

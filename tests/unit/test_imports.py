@@ -33,7 +33,7 @@ ROWS = (
     ("minidnn.models",),
     ("minidnn.nn", "minidnn.optim"),
     ("minidnn.graph",),
-    ("minidnn.units",),
+    ("minidnn.units", "minidnn.progress"),
     ("minidnn.arguments",),
     ("minidnn.errors",),
 )  # fmt: skip
