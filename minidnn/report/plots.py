@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 INK, RULE, HOLE = "#222222", "#d9d9d9", "#f1f1f1"
 WORK = {
     "forward": "#4477aa", "backward": "#77aadd", "update": "#99ddff", "offload": "#ee8866", "prefetch": "#44bb99",
-    "release": "#bbbbbb", "compress": "#ddaa33", "decompress": "#eedd88",
+    "release": "#777777", "compress": "#ddaa33", "decompress": "#eedd88",
 }  # fmt: skip
 STALL = {"offload": "#cc3311", "prefetch": "#117733", "memory": "#aa3377", "codec": "#997700"}
 ROLES = {
@@ -28,34 +28,46 @@ ROLES = {
     "weight": "#8899aa", "optimizer_state": "#aabbcc", "statistic": "#556677", "scalars": "#334455", "input": "#ee8866",
 }  # fmt: skip
 """Colours by Paul Tol's schemes, which colour-blind readers can tell apart."""
+WAITING = "////"
+PALE = 0.55
+"""Hatching and opacity of waits, in lanes and in the legend."""
+ARTICLE = {"offload": "copy-outs", "prefetch": "copy-ins", "memory": "memory", "codec": "codecs"}
+LANES = {"memory": "copies", "d2h": "copy-out", "h2d": "copy-in"}
+"""What the rows of copy lanes are called; others bear the lane's name."""
+SMALLEST = 1 / 1200
+"""Share of the time axis that can still be seen."""
+HEADING, MEMORY = 0.36, 0.95
+"""Inches above a timeline's lanes, and of its memory curve with the gap between the two."""
 
 
 def timeline_plot(timelines: Timeline | Mapping[str, Timeline], path: Path | None = None, *, title: str = "") -> bytes:
-    """Lanes against time, the memory curve below; several timelines by name stand below each other on one time axis.
+    """Lanes against time, the memory curve below; several timelines by name stand below each other on the same axes of
+    time and memory.
 
-    Returns the PNG and writes it to `path` where given. A lane is solid where it works. Red, green, purple and
-    brown are waits for an offload, a prefetch, memory, a codec; hatched in `compute`: nothing computes for that reason.
+    Returns the PNG and writes it to `path` where given. A lane is solid where it works. Hatched in red, green, purple
+    and brown are waits for an offload, a prefetch, memory, a codec; in `compute`: nothing computes for that reason.
     """
     named = {"": timelines} if isinstance(timelines, Timeline) else timelines
     if not named:
         raise ArgumentError("timelines is empty; give at least one")
-    blocks = [0.32 + 0.3 * len(_rows(line)) + 1.35 for line in named.values()]
-    sheet = _Sheet(11, sum(blocks) + 0.15, title)
+    lanes = [0.3 * len(_rows(line)) for line in named.values()]
+    sheet = _Sheet(11, sum(lanes) + len(lanes) * (HEADING + MEMORY) + 0.45, title)
     end = max(line.end_ms for line in named.values())
-    for (name, line), height in zip(named.items(), blocks, strict=True):
-        lanes = 0.3 * len(_rows(line))
-        sheet.skip(0.32)
-        top = sheet.axes(lanes)
-        sheet.skip(0.1)
-        bottom = sheet.axes(0.7)
-        sheet.skip(height - 0.32 - lanes - 0.8)
+    peak = max((nbytes for line in named.values() for _, nbytes in line.memory), default=0)
+    for (name, line), height in zip(named.items(), lanes, strict=True):
+        sheet.skip(HEADING)
+        top = sheet.axes(height)
+        sheet.skip(0.08)
+        bottom = sheet.axes(MEMORY - 0.08)
         _draw_lanes(top, line, end)
-        _draw_memory(bottom, line, end)
-        stalls = ", ".join(f"{format_ms(ms)} for {cause}" for cause, ms in line.stall_ms.items() if ms >= 0.005)
-        head = f"{name}: " if name else ""
-        top.set_title(f"{head}{format_ms(line.end_ms)} ms; stalled {stalls or 'never'}", loc="left", fontsize=9)
+        _draw_memory(bottom, line, end, peak)
+        top.set_title(name, loc="left", fontsize=9, fontweight="bold", color=INK)
+        top.set_title(_summary(line), loc="right", fontsize=8, color=INK)
+        bottom.tick_params(axis="x", labelbottom=False)
+    bottom.tick_params(axis="x", labelbottom=True)
     bottom.set_xlabel("time in the iteration (ms)", fontsize=8)
-    sheet.legend({**WORK, **{f"wait for {cause}": STALL[cause] for cause in CAUSES}}, _seen(named.values()))
+    waits = {f"wait for {cause}": STALL[cause] for cause in CAUSES}
+    sheet.legend({**WORK, **waits}, _seen(named.values(), end))
     return sheet.png(path)
 
 
@@ -113,26 +125,37 @@ def _kind(span: Span) -> str:
     return span.label.partition(" ")[0]
 
 
+def _summary(line: Timeline) -> str:
+    """Time, peak, and what nothing was computed for."""
+    parts = [f"{format_ms(line.end_ms)} ms"]
+    if line.memory:
+        parts.append(f"peak {format_size(max(nbytes for _, nbytes in line.memory))}")
+    waits = [
+        f"{format_ms(ms)} ms for {ARTICLE[cause]}" for cause, ms in line.stall_ms.items() if ms > line.end_ms * SMALLEST
+    ]
+    return ", ".join([*parts, f"stalled {' and '.join(waits)}" if waits else "never stalled"])
+
+
 def _draw_lanes(axes: Axes, line: Timeline, end: float) -> None:
     rows = _rows(line)
     rim = 0.25 if len(line.spans) < 800 else 0.0
-    bars: dict[tuple[str, int, float, str], list[tuple[float, float]]] = {}
+    bars: dict[tuple[str, int, bool], list[tuple[float, float]]] = {}
     for span in line.spans:
         row, width = rows[_row(span.lane)], span.end_ms - span.start_ms
         if span.lane != COMPUTE:
-            width = max(width, end / 1200)  # at least a tick
+            width = max(width, end * SMALLEST)  # at least a tick
         if not span.stall:
-            bars.setdefault((WORK.get(_kind(span), RULE), row, 1.0, ""), []).append((span.start_ms, width))
+            bars.setdefault((WORK.get(_kind(span), RULE), row, False), []).append((span.start_ms, width))
             _name_span(axes, span, row, end)
         elif span.lane != COMPUTE:
-            bars.setdefault((STALL[span.stall], row, 0.55, ""), []).append((span.start_ms, width))
+            bars.setdefault((STALL[span.stall], row, True), []).append((span.start_ms, width))
     if COMPUTE in rows:
         for _, cause, start, stop in line.stalls():
-            bars.setdefault((STALL[cause], rows[COMPUTE], 0.55, "////"), []).append((start, stop - start))
-    for (colour, row, alpha, hatch), stretches in bars.items():
-        axes.broken_barh(stretches, (row - 0.4, 0.8), facecolors=colour, alpha=alpha, hatch=hatch, edgecolor="white",
-                         linewidth=rim)  # fmt: skip
-    axes.set_yticks(list(rows.values()), list(rows))
+            bars.setdefault((STALL[cause], rows[COMPUTE], True), []).append((start, stop - start))
+    for (colour, row, waiting), stretches in bars.items():
+        axes.broken_barh(stretches, (row - 0.4, 0.8), facecolors=colour, alpha=PALE if waiting else 1,
+                         hatch=WAITING if waiting else "", edgecolor="white", linewidth=rim)  # fmt: skip
+    axes.set_yticks(list(rows.values()), [LANES.get(row, row) for row in rows])
     axes.set_ylim(-0.55, len(rows) - 0.45)
     axes.set_xlim(0, end)
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
@@ -141,33 +164,36 @@ def _draw_lanes(axes: Axes, line: Timeline, end: float) -> None:
 
 
 def _name_span(axes: Axes, span: Span, row: int, end: float) -> None:
-    """Write what a wide span is about."""
+    """Write what a wide span is about: the name, or, where there is less room, the number of the layer."""
     name = span.label.rpartition(":")[0] if span.lane == COMPUTE else span.label.rpartition(" ")[2]
-    if not span.stall and name and span.end_ms - span.start_ms > end * 0.0085 * (len(name) + 1):
-        axes.text((span.start_ms + span.end_ms) / 2, row, name, ha="center", va="center", fontsize=6.5,
-                  color="white" if _kind(span) == "forward" else INK)  # fmt: skip
+    for text in (name, name.removesuffix(".y").rpartition(".")[2]):
+        if text and span.end_ms - span.start_ms > end * 0.0055 * (len(text) + 1.5):
+            axes.text((span.start_ms + span.end_ms) / 2, row, text, ha="center", va="center", fontsize=6.5,
+                      color="white" if _kind(span) == "forward" else INK)  # fmt: skip
+            return
 
 
-def _draw_memory(axes: Axes, line: Timeline, end: float) -> None:
+def _draw_memory(axes: Axes, line: Timeline, end: float, highest: int) -> None:
+    """Bytes in use, on the scale of `highest` bytes that all curves of a sheet share; dotted is this one's peak."""
     if line.memory:
         peak = max(nbytes for _, nbytes in line.memory)
-        scale, unit = (GiB, "GiB") if peak >= 4 * GiB else (MiB, "MiB")
+        scale, unit = (GiB, "GiB") if highest >= 4 * GiB else (MiB, "MiB")
         times = [*(ms for ms, _ in line.memory), line.end_ms]
         used = [nbytes / scale for _, nbytes in line.memory]
         axes.fill_between(times, [*used, used[-1]], step="post", color=WORK["backward"], alpha=0.6, linewidth=0)
         axes.axhline(peak / scale, color=INK, linewidth=0.7, linestyle=":")
-        axes.set_ylim(0, peak / scale * 1.3)
-        axes.annotate(f"peak in use {format_size(peak)}", (0, peak / scale), xytext=(4, 2), textcoords="offset points",
-                      fontsize=7)  # fmt: skip
-        axes.set_ylabel(unit, fontsize=8)
+        axes.set_ylim(0, highest / scale * 1.15)
+        axes.set_ylabel(f"memory\n({unit})", fontsize=7.5)
     axes.set_xlim(0, end)
 
 
-def _seen(lines: Iterable[Timeline]) -> set[str]:
-    """What a legend must explain."""
+def _seen(lines: Iterable[Timeline], end: float) -> set[str]:
+    """What a legend must explain: work, and waits long enough to be seen."""
     found = set()
     for line in lines:
-        found |= {f"wait for {s.stall}" if s.stall else _kind(s) for s in line.spans}
+        found |= {_kind(s) for s in line.spans if not s.stall}
+        found |= {f"wait for {cause}" for _, cause, start, stop in line.stalls() if stop - start > end * SMALLEST}
+        found |= {f"wait for {s.stall}" for s in line.spans if s.stall and s.end_ms - s.start_ms > end * SMALLEST}
     return found
 
 
@@ -259,10 +285,12 @@ class _Sheet:
         from matplotlib.patches import Patch
 
         handles = [
-            Patch(facecolor=colour, label=name.replace("_", " "), alpha=0.55 if name.startswith("wait") else 1)
+            Patch(facecolor=colour, label=name.replace("_", " "), edgecolor="white", linewidth=0,
+                  alpha=PALE if waits else 1, hatch=WAITING if waits else "")
             for name, colour in colours.items()
             if name in seen
-        ]
+            for waits in (name.startswith("wait"),)
+        ]  # fmt: skip
         many = len(handles) > 10  # with compression there are that many
         self.figure.legend(
             handles=handles, loc="upper left", bbox_to_anchor=(self.LEFT / self.width, 1 - 0.34 / self.height),

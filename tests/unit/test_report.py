@@ -11,7 +11,7 @@ import pytest
 
 from minidnn.errors import ArgumentError, MiniDnnError
 from minidnn.profile.model import modelled
-from minidnn.report import html_report, memory_map, modes_table, text_table, timeline_plot
+from minidnn.report import html_report, memory_map, modes_table, plots, text_table, timeline_plot
 from minidnn.run.choose import Options, choose
 from minidnn.run.simulator import Simulation, simulate
 from minidnn.run.timeline import Span, Timeline
@@ -77,6 +77,45 @@ def test_a_plot_grows_with_the_number_of_timelines(result: tuple[Schedule, Simul
     heights = [int.from_bytes(timeline_plot(dict.fromkeys(names, line))[20:24], "big") for names in ("a", "ab", "abc")]
     assert heights[1] - heights[0] == pytest.approx(heights[2] - heights[1], abs=1)
     assert heights[1] > heights[0] + 100
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, lines: dict[str, Timeline]) -> Any:
+    """The figure of timelines."""
+    figures: list[Any] = []
+    monkeypatch.setattr(plots._Sheet, "png", lambda sheet, path: figures.append(sheet.figure))
+    timeline_plot(lines)
+    return figures[0]
+
+
+def test_timelines_below_each_other_share_the_scales_of_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Timeline((Span("compute", "a:forward", 0, 10),), ((0.0, 2**20),))
+    large = Timeline((Span("compute", "a:forward", 0, 30),), ((0.0, 2**22),))
+    figure = drawn(monkeypatch, {"small": small, "large": large})
+    lanes, curves = figure.axes[::2], figure.axes[1::2]
+    assert {axes.get_xlim() for axes in figure.axes} == {(0.0, 30.0)}
+    assert [axes.get_ylim() for axes in curves] == [pytest.approx((0.0, 4 * 1.15))] * 2
+    assert [axes.get_title(loc="left") for axes in lanes] == ["small", "large"]
+
+
+def test_what_is_too_short_to_be_seen_is_neither_in_the_heading_nor_in_the_legend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spans = (
+        Span("compute", "a:forward", 0, 50), Span("host", "wait", 50, 60, "offload"),
+        Span("compute", "a:backward_data", 60, 100), Span("host", "wait", 100, 100.01, "memory"),
+    )  # fmt: skip
+    figure = drawn(monkeypatch, {"one": Timeline(spans, ((0.0, 3 * 2**20),))})
+    assert figure.axes[0].get_title(loc="right") == "100.0 ms, peak 3.0 MiB, stalled 10.00 ms for copy-outs"
+    assert [text.get_text() for text in figure.legends[0].texts] == ["forward", "backward", "wait for offload"]
+
+
+def test_where_a_name_is_too_long_the_number_of_the_layer_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = (
+        Span("compute", "features.0:forward", 0, 80), Span("compute", "features.3:forward", 80, 85),
+        Span("d2h", "offload features.3.y", 85, 90), Span("compute", "features.6:forward", 99.9, 100),
+    )  # fmt: skip
+    figure = drawn(monkeypatch, {"one": Timeline(spans)})
+    assert [text.get_text() for text in figure.axes[0].texts] == ["features.0", "3", "3"]
 
 
 def test_a_timeline_without_memory_or_compute_can_be_drawn() -> None:
