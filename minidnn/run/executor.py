@@ -21,6 +21,7 @@ from minidnn.schedule.actions import (
     AwaitReleases,
     Buffer,
     Compress,
+    Copy,
     Decompress,
     Free,
     HostRange,
@@ -117,7 +118,7 @@ class Executor:
         if isinstance(action, Decompress):
             return partial(self._decompress, action, self.packs[action.host.name, action.part])
         stream = self.device.stream(action.lane) if action.lane != "host" else None
-        if isinstance(action, (Offload, Prefetch)):
+        if isinstance(action, Copy):
             return partial(self._copy, action, stream)
         if isinstance(action, Record):
             return partial(self._record, action.signal, stream)
@@ -143,8 +144,8 @@ class Executor:
             self.schedule.graph, action.launch, action.algorithm, operands, workspace, self.arena, stream
         )
 
-    def _copy(self, action: Offload | Prefetch, stream: object) -> None:
-        place = action.target if isinstance(action, Offload) else action.source
+    def _copy(self, action: Copy, stream: object) -> None:
+        place = action.host
         region, at = self._host_place(place)
         if isinstance(action, Prefetch):
             self.packer.looked(place.name)

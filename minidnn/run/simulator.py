@@ -29,6 +29,7 @@ from minidnn.schedule.actions import (
     AwaitReleases,
     Buffer,
     Compress,
+    Copy,
     Decompress,
     Free,
     HostRange,
@@ -199,11 +200,10 @@ class _Clock:
         share = (rows[1] - rows[0]) / self.schedule.graph.batch if rows else 1.0
         self.work(action, self.ready(action), self.times[key] * share)
 
-    def copy(self, action: Offload | Prefetch) -> None:
+    def copy(self, action: Copy) -> None:
         out = isinstance(action, Offload)
-        nbytes = action.target.nbytes if isinstance(action, Offload) else action.source.nbytes
         start = max(self.ready(action), self.link_free[out])
-        self.work(action, start, self.link.ms(nbytes, out), "offload" if out else "prefetch")
+        self.work(action, start, self.link.ms(action.host.nbytes, out), "offload" if out else "prefetch")
         self.link_free[out] = self.at[action.lane]
         if not self.link.duplex:
             self.link_free[not out] = self.at[action.lane]

@@ -122,19 +122,21 @@ class Launch(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offload(Action):
-    """Copy device to host."""
+class Copy(Action):
+    """A copy between `buffer` on the device and `host`."""
 
     buffer: Buffer
-    target: HostRange
+    host: HostRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prefetch(Action):
-    """Copy host to device."""
+class Offload(Copy):
+    """Copy device to host."""
 
-    buffer: Buffer
-    source: HostRange
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefetch(Copy):
+    """Copy host to device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +188,16 @@ class PartAction(Action):
     def label(self) -> str:
         return f"{type(self).__name__.lower()} {self.host.name}"
 
+    @property
+    def key(self) -> tuple[str, int, int, int]:
+        """Which part of which tensor."""
+        return self.host.name, self.part, self.start, self.stop
+
+    @property
+    def slab(self) -> tuple[int, int]:
+        """The part's bytes in the pinned slab: from where, until before where."""
+        return self.host.offset + self.start, self.host.offset + self.stop
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compress(PartAction):
@@ -236,15 +248,15 @@ class Schedule:
     @cached_property
     def offloaded_bytes(self) -> int:
         """Bytes copied out to the pinned slab in one iteration."""
-        return sum(a.buffer.nbytes for a in self.actions if isinstance(a, Offload) and a.target.kind == "pinned")
+        return sum(a.buffer.nbytes for a in self.actions if isinstance(a, Offload) and a.host.kind == "pinned")
 
     @cached_property
     def pinned_raw_bytes(self) -> int:
         """Bytes that the pinned slab would have without compression."""
         end = 0
         for action in self.actions:
-            if isinstance(action, Offload) and action.target.kind == "pinned":
-                end = round_up(end, PINNED_ALIGNMENT) + action.target.nbytes
+            if isinstance(action, Offload) and action.host.kind == "pinned":
+                end = round_up(end, PINNED_ALIGNMENT) + action.host.nbytes
         return end
 
     @cached_property

@@ -14,10 +14,13 @@ from __future__ import annotations
 from minidnn.errors import ScheduleError
 from minidnn.graph.tensor import Role
 from minidnn.schedule.actions import (
+    COMPUTE,
+    H2D,
     Action,
     Alloc,
     Buffer,
     Compress,
+    Copy,
     Free,
     HostRange,
     Launch,
@@ -41,6 +44,9 @@ FROM_HOST = frozenset({Role.INPUT, Role.LABEL, Role.SCALARS})
 """Roles of the tensors that every iteration gets from its batch slot."""
 ON_DEMAND = frozenset({"codec", "cancelled"})
 """Kinds of lanes that the next iteration enters only behind a copy of its own."""
+HAZARDS = {
+    "slot": "may still use the batch slot", "barrier": "may not be done", "early": "may still use an early batch's place",
+}  # fmt: skip
 SENTENCES = 3
 
 
@@ -77,10 +83,11 @@ class Walk:
         self.order = happens_before(in_outcome(schedule.actions, cancelled), ITERATIONS)
         self.versions = Versions.of(schedule.graph)
         self.placed = schedule.placement == "planned"
+        self.early = {b for b in schedule.persistent if self._role(b.tensor) is Role.INPUT}
         allocs = [a.buffer for a in schedule.actions if isinstance(a, Alloc)] if self.placed else []
         self.arena = Cells([(b.offset, b.end) for b in (*schedule.carried, *allocs)], "free bytes")
-        hosts = [_host_range(a) for a in schedule.actions if isinstance(a, (Offload, Prefetch))]
-        parts = [_part_bytes(a) for a in schedule.actions if isinstance(a, PartAction)]
+        hosts = [a.host for a in schedule.actions if isinstance(a, Copy)]
+        parts = [a.slab for a in schedule.actions if isinstance(a, PartAction)]
         whole = [(r.offset, r.offset + r.nbytes) for r in hosts if r.kind == "pinned"]
         self.slab = Cells([*whole, *parts], "pinned bytes")
         self.packed: dict[tuple[str, int, int, int], tuple[Content | None, int]] = {}  # by tensor and part: what, who
@@ -104,6 +111,7 @@ class Walk:
             for i, action in enumerate(self.schedule.actions):
                 self._visit(self.iteration * count + i, action)
             self._end()
+        self._entry()
         self._barrier(range((ITERATIONS - 1) * count, ITERATIONS * count))
 
     # -- an iteration ----------------------------------------------------------------------------------------------
@@ -126,8 +134,11 @@ class Walk:
         return tensor is not None and self.graph.is_persistent(name) and tensor.role not in FROM_HOST | {Role.LOSS}
 
     def _from_host(self, name: str) -> bool:
+        return self._role(name) in FROM_HOST
+
+    def _role(self, name: str) -> Role | None:
         tensor = self.graph.tensors.get(name)
-        return tensor is not None and tensor.role in FROM_HOST
+        return tensor.role if tensor else None
 
     def _visit(self, at: int, action: Action) -> None:
         if isinstance(action, Alloc):
@@ -170,23 +181,36 @@ class Walk:
                 add("slot", f"{name} is not copied back to the batch slot")
 
     def _barrier(self, last: range) -> None:
-        """The next iteration (of any schedule in this arena) must find everything done, on whichever lane it starts."""
-        effects: dict[tuple[bool, int], int] = {}  # (uses the slot, lane) -> the last action that touches memory
+        """The next iteration (of any schedule in this arena) must find everything done, on whichever lane it starts.
+        Where batches come early it enters the copy-ins' lane when this one's batch has been read; `_entry` sees to
+        that it does no harm there."""
+        effects: dict[tuple[str, int], int] = {}  # (rule, lane) -> the last action that touches memory
         for at in last:
             action = self.schedule.actions[at % len(self.schedule.actions)]
-            copies = isinstance(action, (Offload, Prefetch))
             part = isinstance(action, PartAction) and action.host.name not in self.cancelled
-            if copies or part or isinstance(action, (Launch, Free)):
-                effects[False, self.order.lanes[at]] = at
-                if copies and _host_range(action).kind == "slot":
-                    effects[True, self.order.lanes[at]] = at
-        for (in_slot, _), at in effects.items():
-            rule, hazard = ("slot", "may still use the batch slot") if in_slot else ("barrier", "may not be done")
+            if part or isinstance(action, (Copy, Launch, Free)):
+                effects["barrier", self.order.lanes[at]] = at
+                if isinstance(action, Copy) and action.host.kind == "slot":
+                    effects["slot", self.order.lanes[at]] = at
+                if self.early.intersection((*action.reads, *action.writes)):
+                    effects["early", self.order.lanes[at]] = at
+        for (rule, _), at in effects.items():
             for lane in self.order.ends:
-                if lane.partition("-")[0] in ON_DEMAND:
-                    continue
-                if not self.order.before_end(at, lane):
-                    self.findings.add(rule, f"{{0}} {hazard} when the next iteration enters {lane}", at)
+                apart = lane.partition("-")[0] in ON_DEMAND or (rule == "early") != (lane == H2D and bool(self.early))
+                if not apart and not self.order.before_end(at, lane):
+                    text = f"{{0}} {HAZARDS[rule]} when the next iteration enters {lane}"
+                    self.findings.add("slot" if rule == "slot" else "barrier", text, at)
+
+    def _entry(self) -> None:
+        """Only an early batch comes in before the iteration in front has ended, which is when the first action on
+        compute may start."""
+        actions = self.schedule.actions
+        first = next((at for at, action in enumerate(actions) if action.lane == COMPUTE), len(actions))
+        for at, action in enumerate(actions if self.early else ()):
+            waits = action.lane != H2D or (first < at and self.order.before(first, at))
+            harmless = not isinstance(action, (Alloc, Copy, Free)) or self.early.issuperset(action.writes or (None,))
+            if not waits and not harmless:
+                self.findings.add("barrier", "{0} may be too early: the iteration in front may still compute", at)
 
     # -- actions ---------------------------------------------------------------------------------------------------
 
@@ -261,7 +285,7 @@ class Walk:
                 self.made[buffer.tensor] = version
 
     def _copy_out(self, at: int, action: Offload) -> None:
-        buffer, target = action.buffer, action.target
+        buffer, target = action.buffer, action.host
         source = self._at(at, buffer)
         self._fits(at, buffer, target)
         if source is None:
@@ -277,7 +301,7 @@ class Walk:
             place.content = content and Content(content.tensor, content.iteration, content.version, target)
 
     def _copy_in(self, at: int, action: Prefetch) -> None:
-        buffer, source = action.buffer, action.source
+        buffer, source = action.buffer, action.host
         target = self._at(at, buffer)
         self._fits(at, buffer, source)
         if target is None:
@@ -299,7 +323,7 @@ class Walk:
 
     def _pack(self, at: int, action: PartAction) -> None:
         """Every byte of the part must hold what the tensor's copy-out brought."""
-        start, end = _part_bytes(action)
+        start, end = action.slab
         self._inside(at, action, start, end)
         places = self.slab.at(start, end)
         for place in places:
@@ -310,15 +334,15 @@ class Walk:
             action.host.name, self.iteration, action.host
         ):  # fmt: skip
             self.findings.add("codec", f"{{0}} packs bytes that are not this iteration's {action.host.name}", at)
-        if _part(action) in self.packed:
+        if action.key in self.packed:
             self.findings.add("codec", f"{{0}} packs a part of {action.host.name} for a second time", at)
-        self.packed[_part(action)] = held, at
+        self.packed[action.key] = held, at
 
     def _unpack(self, at: int, action: PartAction) -> None:
         """What was packed of the same part comes back, once."""
-        start, end = _part_bytes(action)
+        start, end = action.slab
         self._inside(at, action, start, end)
-        held, packer = self.packed.pop(_part(action), (None, -1))
+        held, packer = self.packed.pop(action.key, (None, -1))
         if packer < 0:
             self.findings.add("codec", f"{{0}} unpacks a part of {action.host.name} that is not packed", at)
         self._after(at, packer, "{0} may unpack before {1} is done")
@@ -389,15 +413,3 @@ class Walk:
                 "content", f"{{0}} reads {place.name}, which holds {what}; the graph says version {content.version}", at
             )
 
-
-def _host_range(action: Action) -> HostRange:
-    assert isinstance(action, (Offload, Prefetch))
-    return action.target if isinstance(action, Offload) else action.source
-
-
-def _part_bytes(action: PartAction) -> tuple[int, int]:
-    return action.host.offset + action.start, action.host.offset + action.stop
-
-
-def _part(action: PartAction) -> tuple[str, int, int, int]:
-    return action.host.name, action.part, action.start, action.stop

@@ -62,8 +62,8 @@ def plan_slab(graph: Graph, plan: Plan, draft: Sequence[Action]) -> Slab | None:
     wrong = [name for name in plan.compress if name not in compressible(graph, plan)]
     if wrong:
         raise ArgumentError(f"compress names {wrong[0]}; only tensors that are offloaded and not 1 byte wide can be")
-    out = {a.target.name: at for at, a in enumerate(draft) if isinstance(a, Offload) and a.target.kind == "pinned"}
-    back = {a.source.name: at for at, a in enumerate(draft) if isinstance(a, Prefetch) and a.source.kind == "pinned"}
+    out = {a.host.name: at for at, a in enumerate(draft) if isinstance(a, Offload) and a.host.kind == "pinned"}
+    back = {a.host.name: at for at, a in enumerate(draft) if isinstance(a, Prefetch) and a.host.kind == "pinned"}
     packed = [name for name in out if name in plan.compress]
     successors = {name: next_ for name, next_ in zip(out, list(out)[plan.slots :], strict=False) if name in packed}
     ahead = dict(zip(list(back)[1:], back.values(), strict=False))

@@ -53,17 +53,19 @@ RELEASE_WORKERS = 2
 def persistent_region(
     graph: Graph, plan: Plan, given: Mapping[str, int] | None = None
 ) -> tuple[tuple[Buffer, ...], int]:
-    """The buffers in front of the pool, and their total: what outlives an iteration, and in base the gradients; in
-    front of them the plan's scratch bytes.
+    """The buffers in front of the pool, and their total: what outlives an iteration, in base the gradients, and the
+    input where the next batch comes early; in front of them the plan's scratch bytes.
 
-    `given` are offsets that another schedule of the same arena has fixed; the others follow behind those.
+    `given` are offsets that another schedule of the same arena has fixed; the others follow behind those. Where one of
+    them is the input's, batches come early in this schedule too: whichever is next, its batch has the same place.
     """
     fixed = dict(given or {})
     buffers: list[Buffer] = []
     end = fixed.pop("", round_up(plan.scratch, ALIGNMENT))
     for t in graph.tensors.values():
-        stays = plan.lifetime == "iteration" and t.role is Role.WEIGHT_GRADIENT
-        if stays or graph.is_persistent(t.name):
+        gradient = plan.lifetime == "iteration" and t.role is Role.WEIGHT_GRADIENT
+        early = t.role is Role.INPUT and (plan.early or t.name in fixed)
+        if gradient or early or graph.is_persistent(t.name):
             offset = fixed.get(t.name)
             if offset is None:
                 offset, end = end, round_up(end + t.nbytes, ALIGNMENT)
@@ -103,6 +105,7 @@ class Walk:
     fresh: set[str] = field(default_factory=set)  # written on compute since the host last waited for that lane
     pinned: dict[str, HostRange] = field(default_factory=dict)
     codecs: Codecs | None = None
+    batch_read: Token | None = None  # an early batch: nobody reads this iteration's input any more
     stage: int = 0
     tokens: count[int] = field(default_factory=count)
     workers: count[int] = field(default_factory=count)
@@ -125,11 +128,17 @@ class Walk:
         self._barrier()
 
     def _load_batch(self) -> None:
-        """The batch, its labels and the step scalars come in from the batch slot."""
+        """The batch, its labels and the step scalars come in from the batch slot; an early batch before the iteration
+        in front has ended."""
+        for name in self.needs.early:
+            self._from_slot(name)
+        if self.needs.early:
+            self._order(COMPUTE, H2D)  # what follows is overwritten only when that iteration has ended
         for name in self.needs.external:
             if name not in self.live:
                 self._alloc(name, lane=self._lane_in)
-            self._copy_in(name, HostRange("slot", name, 0, self.graph.tensors[name].nbytes))
+            if name not in self.needs.early:
+                self._from_slot(name)
         if self.plan.lifetime == "iteration":
             for name in self.needs.intermediates:
                 if name not in self.live and name not in self.plan.reserve:
@@ -164,6 +173,8 @@ class Walk:
         self._await_arrivals(start, stop)
         for i in range(start, stop):
             self._launch(i, space)
+        if self.needs.reads_batch_last(start, stop):
+            self.batch_read = self._record(COMPUTE)
         for name in later:
             self._bring(name)
         if not self._eager:  # before the copy-outs below: a free that queues behind them on their lane comes too late
@@ -207,13 +218,16 @@ class Walk:
             self._free(rest, D2H)  # the copy of the results came after everything on compute
 
     def _barrier(self) -> None:
-        """Iterations meet here: no lane enters the next one before all have finished this one."""
+        """Iterations meet here: no lane enters the next one before all have finished this one. Only an early batch may
+        come in as soon as this one has been read; behind it the lane waits for the others, see `_load_batch`."""
         if self._eager:
             return  # the host has just waited for both lanes
         lanes = [lane for lane in (COMPUTE, D2H, H2D) if any(a.lane == lane for a in self.actions)]
         done = {lane: self._record(lane) for lane in lanes}
         for lane in lanes:
             others = tuple(token for other, token in done.items() if other != lane)
+            if lane == H2D and self.needs.early:
+                others = () if self.batch_read is None else (self.batch_read,)
             if others:
                 self._add(Wait(lane=lane, waits=others))
 
@@ -266,9 +280,12 @@ class Walk:
             self.releasing = [pair for pair in self.releasing if pair not in hit]
         return tuple(token for _, token in hit)
 
+    def _from_slot(self, name: str) -> None:
+        self._copy_in(name, HostRange("slot", name, 0, self.graph.tensors[name].nbytes))
+
     def _copy_in(self, name: str, source: HostRange) -> None:
         buffer = self.live[name]
-        self._add(Prefetch(lane=self._lane_in, buffer=buffer, source=source, writes=(buffer,), op=self.stage))
+        self._add(Prefetch(lane=self._lane_in, buffer=buffer, host=source, writes=(buffer,), op=self.stage))
         self.arriving[name] = self._record(self._lane_in)
 
     def _fetch(self, name: str, later: list[str] | None = None) -> None:
@@ -287,7 +304,7 @@ class Walk:
     def _bring(self, name: str) -> None:
         """The copy-in of an offloaded tensor."""
         if self.graph.tensors[name].role is Role.INPUT:
-            self._copy_in(name, HostRange("slot", name, 0, self.graph.tensors[name].nbytes))
+            self._from_slot(name)
             return
         self._copy_in(name, self.codecs.source(name) if self.codecs else self.pinned[name])
         if self.codecs:
@@ -303,7 +320,7 @@ class Walk:
         if name in self.fresh:
             self._order(COMPUTE, self._lane_out)  # the copy must not start before its source is written
         place = target or (self.codecs.slot(name) if self.codecs else self._pinned_range(buffer))
-        self._add(Offload(lane=self._lane_out, buffer=buffer, target=place, reads=(buffer,), op=self.stage))
+        self._add(Offload(lane=self._lane_out, buffer=buffer, host=place, reads=(buffer,), op=self.stage))
         if self.codecs and target is None and name in self.plan.compress:
             self.codecs.pack(name, self._record(self._lane_out))
 

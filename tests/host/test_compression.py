@@ -173,14 +173,14 @@ def test_the_report_says_what_was_packed() -> None:
         assert pinned is not None
         assert pinned.array is not None
         for a in opened.schedule.actions:
-            if isinstance(a, Prefetch) and a.source.kind == "pinned":
-                place = slice(a.source.offset, a.source.offset + a.source.nbytes)
+            if isinstance(a, Prefetch) and a.host.kind == "pinned":
+                place = slice(a.host.offset, a.host.offset + a.host.nbytes)
                 view = pinned.array[place].view(np.uint32)
-                seen[a.source.name] = view
+                seen[a.host.name] = view
         copies: dict[str, np.ndarray] = {}
         executor.steps = [
-            (a, label, partial(_copy_first, step, seen[a.source.name], copies, a.source.name))
-            if isinstance(a, Prefetch) and a.source.name in seen else (a, label, step)
+            (a, label, partial(_copy_first, step, seen[a.host.name], copies, a.host.name))
+            if isinstance(a, Prefetch) and a.host.name in seen else (a, label, step)
             for a, label, step in executor.steps
         ]  # fmt: skip
         opened.step(*batches()[0])
@@ -280,7 +280,7 @@ def mutants(schedule: Schedule) -> dict[str, Schedule]:
     for i, action in enumerate(schedule.actions):
         if isinstance(action, HostWait) and tokens & set(action.waits):
             following = next(a for a in schedule.actions[i + 1 :] if isinstance(a, (Offload, Prefetch)))
-            if isinstance(following, Prefetch) and f"{following.source.name} unpacked" not in schedule.pinned:
+            if isinstance(following, Prefetch) and f"{following.host.name} unpacked" not in schedule.pinned:
                 continue
             left = schedule.actions[:i] + schedule.actions[i + 1 :]
             found[f"{following.label} does not wait"] = replace(schedule, actions=left)

@@ -83,7 +83,7 @@ def accesses(schedule: Schedule, event: Event) -> Iterator[Access]:
         b = action.buffer
         yield (("arena",), b.offset, b.end, True) if planned else (("stay", b.key), 0, b.nbytes, True)
     if isinstance(action, (Offload, Prefetch)):
-        host = action.target if isinstance(action, Offload) else action.source
+        host = action.host
         memory = ("slab",) if host.kind == "pinned" else ("slot", event.iteration, host.name)
         yield memory, host.offset, host.offset + host.nbytes, isinstance(action, Offload)
 
@@ -184,9 +184,9 @@ class Bytes:
                 self.write(("arena",), b.offset, b.end, self.value(b.tensor, action.op + 1, it) if known else None)
             return good
         if isinstance(action, Prefetch):
-            self.copy(self.host(action.source, it), (("arena",), action.buffer.offset), action.source.nbytes)
+            self.copy(self.host(action.host, it), (("arena",), action.buffer.offset), action.host.nbytes)
         elif isinstance(action, Offload):
-            self.copy((("arena",), action.buffer.offset), self.host(action.target, it), action.target.nbytes)
+            self.copy((("arena",), action.buffer.offset), self.host(action.host, it), action.host.nbytes)
         elif isinstance(action, Free):
             for b in action.frees:
                 self.write(("arena",), b.offset, b.end, None)

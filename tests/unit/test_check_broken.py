@@ -115,7 +115,7 @@ def two_prefetches_take_each_others_bytes(s: Schedule) -> Schedule:
     one, two = s.actions[i], s.actions[j]
     assert isinstance(one, Prefetch)
     assert isinstance(two, Prefetch)
-    return changed(changed(s, i, source=two.source), j, source=one.source)
+    return changed(changed(s, i, host=two.host), j, host=one.host)
 
 
 @broken(VDNN, "live", r"'prefetch 0\.y' .* touches 0\.y#1, which nothing has allocated")
@@ -157,9 +157,9 @@ def two_copy_outs_share_pinned_bytes(s: Schedule) -> Schedule:
     one, two = s.actions[i], s.actions[j]
     assert isinstance(one, Offload)
     assert isinstance(two, Offload)
-    onto = replace(two.target, offset=one.target.offset)
-    s = changed(s, j, target=onto)
-    return changed(s, find(s, Prefetch, "2.y"), source=onto)
+    onto = replace(two.host, offset=one.host.offset)
+    s = changed(s, j, host=onto)
+    return changed(s, find(s, Prefetch, "2.y"), host=onto)
 
 
 @broken(VDNN, "leak", r"0\.dy#0 is still there at the end of the iteration")
@@ -285,7 +285,7 @@ def two_weights_share_bytes(s: Schedule) -> Schedule:
 @broken(VDNN, "slot", r"'prefetch input' .* takes input from input in pinned memory")
 def the_input_comes_back_from_pinned_memory(s: Schedule) -> Schedule:
     i = find(s, Prefetch, "input", last=True)
-    return changed(s, i, source=HostRange("pinned", "input", 0, 12288))
+    return changed(s, i, host=HostRange("pinned", "input", 0, 12288))
 
 
 @broken(VDNN, "slot", r"loss is not copied back to the batch slot")
@@ -313,7 +313,7 @@ def a_copy_moves_a_part_only(s: Schedule) -> Schedule:
     i = find(s, Offload, "0.y")
     a = s.actions[i]
     assert isinstance(a, Offload)
-    return changed(s, i, target=replace(a.target, nbytes=64))
+    return changed(s, i, host=replace(a.host, nbytes=64))
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -34,7 +34,7 @@ def copied_to(s: Schedule, **fields: object) -> Schedule:
     i = find(s, Offload, "0.y")
     a = s.actions[i]
     assert isinstance(a, Offload)
-    return changed(s, i, target=replace(a.target, **fields))  # type: ignore[arg-type]
+    return changed(s, i, host=replace(a.host, **fields))  # type: ignore[arg-type]
 
 
 def begun_twice(s: Schedule) -> Schedule:
@@ -124,7 +124,7 @@ CASES: list[tuple[str, str, Break, str, str]] = [
     ("a weight is too small", VDNN, lambda s: persistent(s, "6.weight", nbytes=16),
      "arena", r"6\.weight#0 has 16 bytes, too few for its tensor"),
     ("the labels come from another field", VDNN,
-     lambda s: changed(s, find(s, Prefetch, "labels"), source=HostRange("slot", "input", 0, 32)),
+     lambda s: changed(s, find(s, Prefetch, "labels"), host=HostRange("slot", "input", 0, 32)),
      "slot", r"'prefetch labels' .* takes labels from input in slot memory"),
 ]  # fmt: skip
 

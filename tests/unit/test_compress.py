@@ -59,7 +59,7 @@ def share(a: HostRange, b: HostRange) -> bool:
 
 
 def copied_out(s: Schedule) -> list[str]:
-    return [a.target.name for a in s.actions if isinstance(a, Offload) and a.target.kind == "pinned"]
+    return [a.host.name for a in s.actions if isinstance(a, Offload) and a.host.kind == "pinned"]
 
 
 def in_place(s: Schedule) -> set[str]:
@@ -186,7 +186,7 @@ def test_a_copy_out_into_used_bytes_waits_until_they_are_packed_while_the_layer_
 
 def test_a_tensor_is_unpacked_one_prefetch_ahead_and_awaited_in_whole() -> None:
     s = compressing()
-    order = [a.source.name for a in s.actions if isinstance(a, Prefetch) and a.source.kind == "pinned"]
+    order = [a.host.name for a in s.actions if isinstance(a, Prefetch) and a.host.kind == "pinned"]
     for before, name in pairwise(order):
         fetch = find(s, Prefetch, name)
         unpacks = parts(s, Decompress, name)
@@ -223,7 +223,7 @@ def test_what_is_not_compressed_keeps_its_slot_until_it_is_back() -> None:
     place = s.pinned["2.y"]
     gone, back = find(s, Offload, "2.y"), find(s, Prefetch, "2.y")
     for at, a in enumerate(s.actions):
-        host = a.target if isinstance(a, Offload) else a.host if isinstance(a, Decompress) else None
+        host = a.host if isinstance(a, (Offload, Decompress)) else None
         if host and host.kind == "pinned" and host.name != "2.y" and gone < at < back:
             assert not share(host, place)
 
@@ -340,7 +340,7 @@ def the_wrong_bytes_are_packed(s: Schedule) -> Schedule:
 @broken("pinned", "'prefetch 2.y' .* brings in bytes that are not this iteration's 2.y")
 def the_tensor_comes_back_elsewhere(s: Schedule) -> Schedule:
     i = find(s, Prefetch, "2.y")
-    return changed(s, i, source=s.pinned["2.y"])
+    return changed(s, i, host=s.pinned["2.y"])
 
 
 @broken("codec", "packs a part of 2.y for a second time")
@@ -390,7 +390,7 @@ def test_an_order_that_only_a_cancelled_unpacking_gave_is_found() -> None:
     """The first tensor's prefetch waits for the second one's unpacking, which comes later on the same workers; where
     that is cancelled, nobody waits for the first."""
     s = compressing()
-    first, second = [a.source.name for a in s.actions if isinstance(a, Prefetch) and a.source.kind == "pinned"][:2]
+    first, second = [a.host.name for a in s.actions if isinstance(a, Prefetch) and a.host.kind == "pinned"][:2]
     assert {first, second} == in_place(s)
     for k in range(CODECS):
         s = moved(s, parts(s, Decompress, second)[k], find(s, Prefetch, first) - 1)

@@ -107,7 +107,7 @@ def test_the_input_is_never_copied_out_and_comes_back_from_the_host(alexnet: Gra
     s = schedule(alexnet, "vdnn:all(m)")
     assert not [a for a in s.actions if isinstance(a, Offload) and a.buffer.tensor == "input"]
     coming = [a for a in s.actions if isinstance(a, Prefetch) and a.buffer.tensor == "input"]
-    assert [a.source.kind for a in coming] == ["slot", "slot"]
+    assert [a.host.kind for a in coming] == ["slot", "slot"]
     assert [a.buffer.instance for a in coming] == [0, 1]
 
 
@@ -219,7 +219,7 @@ def test_results_return_to_the_slot_last(alexnet: Graph) -> None:
         s = schedule(alexnet, mode)
         copies = [a for a in s.actions if isinstance(a, (Offload, Prefetch))]
         assert copies[-1].label == "offload loss"
-        assert copies[-1].target.kind == "slot"  # type: ignore[union-attr]
+        assert copies[-1].host.kind == "slot"
 
 
 def test_prediction_returns_the_output() -> None:
