@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from time import perf_counter
 
@@ -18,12 +18,16 @@ from minidnn.schedule.actions import (
     Action,
     Alloc,
     AwaitReleases,
+    Copy,
     HostSync,
     HostWait,
     Launch,
     Offload,
     PartAction,
     Prefetch,
+    Record,
+    Token,
+    Wait,
 )  # fmt: skip
 from minidnn.schedule.lifetimes import changes
 
@@ -40,6 +44,8 @@ class Recorder:
         self.device = executor.device
         self._work: list[tuple[Action, str, object, object]] = []
         self._waits: list[tuple[Action, str, float, float]] = []
+        self._pauses: list[tuple[Wait, object]] = []
+        self._behind = _copies_behind(executor.schedule.actions)
         self._plain = executor.steps
         self._origin: tuple[object, float] | None = None
         parts = [a for a in executor.schedule.actions if isinstance(a, PartAction)]
@@ -49,6 +55,7 @@ class Recorder:
         """From the next iteration on, record. The device is idle at this moment."""
         self._work.clear()
         self._waits.clear()
+        self._pauses.clear()
         self.executor.finish()
         stream = self.device.stream(COMPUTE)
         stamp = self.device.stamp(stream)
@@ -70,6 +77,7 @@ class Recorder:
             Span(lane, label, (start - host) * 1e3, (stop - host) * 1e3)
             for lane, label, start, stop in self.executor.packer.spans
         ]
+        spans += self._paused_spans(stamp)
         copies = sorted((s for s in spans if s.lane in COPYING), key=lambda s: s.end_ms)
         for action, label, start_s, stop_s in self._waits:
             start, stop = (start_s - host) * 1e3, (stop_s - host) * 1e3
@@ -85,6 +93,17 @@ class Recorder:
                 spans.append(Span(HOST, label, start, stop, cause))
         spans.sort(key=lambda s: s.start_ms)
         return Timeline(tuple(spans), self._memory(self._launched(stamp)))
+
+    def _paused_spans(self, stamp: object) -> Iterator[Span]:
+        """Where the compute lane itself waited for copies: until the last of them was done."""
+        ends = {id(a): self.device.elapsed_ms(stamp, stop) for a, _, _, stop in self._work if isinstance(a, Copy)}
+        for action, begun in self._pauses:
+            copies = [self._behind[token] for token in action.waits if token in self._behind]
+            last = max(copies, key=lambda copy: ends[id(copy)])
+            start, end = self.device.elapsed_ms(stamp, begun), ends[id(last)]
+            if end > start:
+                cause = "offload" if isinstance(last, Offload) else "prefetch"
+                yield Span(COMPUTE, f"wait for {last.label}", start, end, cause)
 
     def _launched(self, stamp: object) -> dict[int, float]:
         return {a.op: self.device.elapsed_ms(stamp, s) for a, _, s, _ in self._work if isinstance(a, Launch)}
@@ -106,7 +125,13 @@ class Recorder:
             return partial(self._stamped, action, label, step, self.device.stream(action.lane))
         if isinstance(action, _WAITS):
             return partial(self._waited, action, label, step)
+        if isinstance(action, Wait) and action.lane == COMPUTE and not self._behind.keys().isdisjoint(action.waits):
+            return partial(self._paused, action, step)
         return step
+
+    def _paused(self, action: Wait, step: Callable[[], object]) -> None:
+        self._pauses.append((action, self.device.stamp(self.device.stream(COMPUTE))))
+        step()
 
     def _stamped(self, action: Action, label: str, step: Callable[[], object], stream: Stream) -> None:
         start = self.device.stamp(stream)
@@ -117,6 +142,19 @@ class Recorder:
         start = perf_counter()
         step()
         self._waits.append((action, label, start, perf_counter()))
+
+
+def _copies_behind(actions: Iterable[Action]) -> dict[Token, Copy]:
+    """The copy that is done last of those before a `Record`, by the record's token."""
+    last: dict[str, Copy] = {}
+    behind: dict[Token, Copy] = {}
+    for action in actions:
+        if isinstance(action, Copy):
+            last[action.lane] = action
+        elif isinstance(action, Record) and action.lane in last:
+            assert action.signal is not None
+            behind[action.signal] = last[action.lane]
+    return behind
 
 
 def _cause(action: Action, done: list[Span]) -> str:

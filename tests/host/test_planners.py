@@ -55,6 +55,24 @@ def deep() -> nn.Sequential:
     )
 
 
+def test_waits_of_the_compute_lane_itself_are_stalls() -> None:
+    """A planner's schedule has no host waits. Under `lazy` copies run only when something waits for them."""
+    with HostDevice() as device, pytest.raises(BudgetError) as refusal:
+        Trainer(deep(), nn.CrossEntropyLoss(), optim.SGD(0.1), max(ROWS), memory="greedy", budget=1, device=device)
+    with HostDevice("lazy") as device, Trainer(
+        deep(), nn.CrossEntropyLoss(), optim.SGD(0.1), max(ROWS), memory="greedy", budget=refusal.value.needed,
+        device=device,
+    ) as trainer:  # fmt: skip
+        x, y = batches()[0]
+        recorder = Recorder(trainer.executor(len(x)))
+        recorder.begin()
+        trainer.step(x, y)
+        measured = recorder.end()
+        waits = [label for label, cause, _, _ in measured.stalls() if cause == "prefetch"]
+        assert {f"wait for prefetch {name}" for name in trainer.schedule.plan.offload} <= set(waits)
+        assert all(s.lane == "compute" for s in measured.spans if s.stall)
+
+
 @pytest.mark.parametrize("policy", ["best", "greedy", "dynprog"])
 def test_simulated_and_emulated_agree(policy: str) -> None:
     def trainer_of(device: HostDevice, budget: int) -> Trainer:
