@@ -41,6 +41,11 @@ class Target:
         return self.name == "native"
 
     @property
+    def early_batch(self) -> bool:
+        """Whether the next batch may come in while an iteration computes; the papers' iteration begins with it."""
+        return self.name == "native"
+
+    @property
     def activation_dtype(self) -> str:
         """dtype of activations and their gradients."""
         return _ACTIVATION_DTYPE[self.precision]

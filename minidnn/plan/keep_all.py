@@ -1,7 +1,9 @@
 """`base` and `keep`: nothing leaves the device.
 
 `base` is the reference of the vDNN papers (vDNN++ section II-B): all outputs, weights and gradients stay; two chunks,
-each as large as the largest dX / dY, serve all of them in turn. `keep` frees every buffer at its last use.
+each as large as the largest dX / dY, serve all of them in turn. The batch stays too, so that the next one can come
+early into its place at no cost in memory; the papers' iteration begins with its batch. `keep` frees every buffer at its
+last use.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ def base(request: Request) -> Proposals:
     yield Plan(
         str(request.mode), stages_by_op(graph), pick_algorithms(graph, request.profile, request.mode.rule),
         rule=request.mode.rule, lifetime="iteration", reserve={t.name: chunk for t in gradients},
+        early=graph.target.early_batch,
     )  # fmt: skip
 
 

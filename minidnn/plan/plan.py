@@ -24,10 +24,11 @@ class Plan:
     use. `sync`: what the host waits for at the end of each stage: "both" lanes (vDNN), "compute" (vDNN++: copy-outs
     are freed by release workers), or "none" (streams and events only). `rule`: how algorithms were picked; those of
     "g" are bounded by the room that each stage leaves, once that is known. `lifetime`: buffers end at their
-    "last-use", or stay for the "iteration". `reserve`: bytes to take for a tensor where more than its own.
-    `free_before`: offloaded tensor -> the op before whose allocations its release is counted as done. `offsets`: where
-    every stay (`Buffer.key`) lies in the pool, of a policy that places too. `scratch`:
-    bytes in front of all tensors that the device's libraries use.
+    "last-use", or stay for the "iteration". `early`: the input has a place for good, so that the next batch comes in as
+    soon as the present one has been read for the last time. `reserve`: bytes to take for a tensor where more than its
+    own. `free_before`: offloaded tensor -> the op before whose allocations its release is counted as done. `offsets`:
+    where every stay (`Buffer.key`) lies in the pool, of a policy that places too. `scratch`: bytes in front of all
+    tensors that the device's libraries use.
     """
 
     mode: str
@@ -39,6 +40,7 @@ class Plan:
     sync: str = "none"
     rule: str = "p"
     lifetime: str = "last-use"
+    early: bool = False
     reserve: Mapping[str, int] = field(default_factory=dict)
     free_before: Mapping[str, int] = field(default_factory=dict)
     compress: tuple[str, ...] = ()

@@ -45,7 +45,7 @@ FROM_HOST = frozenset({Role.INPUT, Role.LABEL, Role.SCALARS})
 ON_DEMAND = frozenset({"codec", "cancelled"})
 """Kinds of lanes that the next iteration enters only behind a copy of its own."""
 HAZARDS = {
-    "slot": "may still use the batch slot", "barrier": "may not be done", "early": "may still use an early batch's place",
+    "slot": "may still use the batch slot", "barrier": "may not be done", "early": "may still use the batch's place",
 }  # fmt: skip
 SENTENCES = 3
 
@@ -207,9 +207,10 @@ class Walk:
         actions = self.schedule.actions
         first = next((at for at, action in enumerate(actions) if action.lane == COMPUTE), len(actions))
         for at, action in enumerate(actions if self.early else ()):
-            waits = action.lane != H2D or (first < at and self.order.before(first, at))
-            harmless = not isinstance(action, (Alloc, Copy, Free)) or self.early.issuperset(action.writes or (None,))
-            if not waits and not harmless:
+            if action.lane != H2D or not isinstance(action, (Alloc, Copy, Free)):
+                continue
+            ordered = first < at and self.order.before(first, at)
+            if not ordered and not (isinstance(action, Prefetch) and action.buffer in self.early):
                 self.findings.add("barrier", "{0} may be too early: the iteration in front may still compute", at)
 
     # -- actions ---------------------------------------------------------------------------------------------------
@@ -412,4 +413,3 @@ class Walk:
             self.findings.add(
                 "content", f"{{0}} reads {place.name}, which holds {what}; the graph says version {content.version}", at
             )
-

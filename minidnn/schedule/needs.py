@@ -30,6 +30,15 @@ class Needs:
         return tuple(n for role in roles for n, t in self.graph.tensors.items() if t.role is role)
 
     @cached_property
+    def early(self) -> tuple[str, ...]:
+        """The input, where it has a place for good: then the next batch may come in while this iteration computes."""
+        return tuple(n for n in self.external if n in self.persistent and self.graph.tensors[n].role is Role.INPUT)
+
+    def reads_batch_last(self, start: int, stop: int) -> bool:
+        """Whether the last op that reads an early batch is among these."""
+        return any(start <= self.graph.uses[n][-1] < stop for n in self.early if self.graph.uses[n])
+
+    @cached_property
     def results(self) -> tuple[str, ...]:
         """What returns to the slot: the loss; of inference without one, the output."""
         loss = tuple(n for n, t in self.graph.tensors.items() if t.role is Role.LOSS)
