@@ -96,8 +96,14 @@ class _Board:
         return placed.nbytes <= self.pool
 
     def offsets(self) -> dict[str, int]:
-        """Offset in the pool of every stay."""
-        return {key: int(self.low[i]) for key, i in self.index.items()}
+        """Offset in the pool of every stay. Addresses at which nothing ever lies are left out: a pool that is larger
+        than need be is not taken whole."""
+        order = np.argsort(self.low, kind="stable")
+        tops = np.maximum.accumulate(self.low[order] + self.nbytes[order])
+        unused = np.maximum(self.low[order] - np.concatenate([[0], tops])[:-1], 0)
+        low = self.low.copy()
+        low[order] -= np.cumsum(unused)
+        return {key: int(low[i]) for key, i in self.index.items()}
 
     def lengthen(self, key: str, until: int) -> int:
         """Let the stay end as late as it can, before op `until` at the latest; returns the op before which it ends."""

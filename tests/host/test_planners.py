@@ -55,6 +55,17 @@ def deep() -> nn.Sequential:
     )
 
 
+@pytest.mark.parametrize("policy", ["best", "greedy", "dynprog", "vdnn-threshold"])
+def test_a_budget_with_room_to_spare_is_not_taken_whole(policy: str) -> None:
+    sizes = []
+    for memory, budget in (("base", None), (policy, "1GiB")):
+        with HostDevice() as device, Trainer(
+            deep(), nn.CrossEntropyLoss(), optim.SGD(0.1), max(ROWS), memory=memory, budget=budget, device=device
+        ) as trainer:  # fmt: skip
+            sizes.append(trainer.peak_bytes)
+    assert sizes[1] <= sizes[0]
+
+
 def test_waits_of_the_compute_lane_itself_are_stalls() -> None:
     """A planner's schedule has no host waits. Under `lazy` copies run only when something waits for them."""
     with HostDevice() as device, pytest.raises(BudgetError) as refusal:
