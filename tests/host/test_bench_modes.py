@@ -1,0 +1,102 @@
+"""bench/modes.py on the host: the rows of its file, what is kept, and what is measured again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import modes
+from bench.modes import Spec, improvements, main, misses, specs
+from bench.rows import Rows
+
+SETTING = "smallvgg:32 fp32 native"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two timed steps a row."""
+    monkeypatch.setattr(modes, "STEPS", (2, 2))
+
+
+def bench(out: Path, *more: str) -> dict[str, Any]:
+    main(["--network", "smallvgg:32", "--device", "host", "--out", str(out), *more])
+    found: dict[str, Any] = json.loads((out / "modes-host.json").read_text())
+    return found
+
+
+def test_rows_say_what_modes_cost_and_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = bench(tmp_path, "--modes", "base(p)", "vdnn++:all(m)")
+    rows = found["rows"]
+    assert list(rows) == [f"{SETTING}: base(p)", f"{SETTING}: vdnn++:all(m)"]
+    base, lean = rows.values()
+    assert (base["mode"], base["budget"], base["fits"], base["steps"]) == ("base(p)", "", True, 2)
+    assert base["ms"] > 0
+    assert base["pinned_bytes"] == base["offloaded_bytes"] == 0
+    assert lean["pinned_bytes"] == lean["offloaded_bytes"] > 0
+    assert lean["peak_bytes"] == lean["arena_bytes"] < base["arena_bytes"] == base["peak_bytes"]
+    assert set(lean["stall_ms"]) == {"offload", "prefetch", "memory", "codec"}
+    assert lean["simulated"] is None, "the host has no times to predict with"
+
+    again = bench(tmp_path, "--modes", "base(p)", "vdnn:all(m)")["rows"]
+    assert again[f"{SETTING}: base(p)"] == base
+    assert f"{SETTING}: vdnn++:all(m)" in again
+    renewed = bench(tmp_path, "--modes", "base(p)", "--again")["rows"]
+    assert renewed[f"{SETTING}: base(p)"]["ms"] != base["ms"]
+    assert renewed[f"{SETTING}: vdnn:all(m)"] == again[f"{SETTING}: vdnn:all(m)"]
+    assert "gain" in capsys.readouterr().out
+
+
+def test_budgets_have_names_and_refusals_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modes, "specs", lambda: (Spec("best", "least"), Spec("best", "75%"), Spec("keep", "1MiB")))
+    least, most, refused = bench(tmp_path, "--budgets", "75%", "least", "1MiB")["rows"].values()
+    assert least["arena_bytes"] <= least["budget_bytes"] < most["budget_bytes"]
+    assert (refused["fits"], refused["budget_bytes"]) == (False, 2**20)
+    assert refused["needed_bytes"] > 2**20
+    assert "needs at least" in refused["reason"]
+
+
+def test_no_row_begins_without_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(tmp_path, "--seconds", "0")["rows"] == {}
+    assert f"no time for {len(specs())} more rows" in capsys.readouterr().out
+
+
+def test_a_failing_row_is_not_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modes, "specs", lambda: (Spec("vdnn:features.99"), Spec("base(p)")))
+    assert [row["mode"] for row in bench(tmp_path)["rows"].values()] == ["base(p)"]
+
+
+def test_every_row_has_a_key_of_its_own() -> None:
+    keys = [spec.key(SETTING) for spec in specs()]
+    assert len(set(keys)) == len(keys)
+
+
+def test_files_of_earlier_runs_are_read(tmp_path: Path) -> None:
+    rows = Rows("x.json", tmp_path)
+    rows.measure("a", lambda: {"ms": 1})
+    assert not rows.wanted("a")
+    later = Rows("x.json", tmp_path, again=True)
+    assert later.rows["a"]["ms"] == 1
+    assert later.wanted("a")
+    later.measure("a", lambda: {"ms": 2})
+    assert not later.wanted("a"), "once a run is enough"
+
+
+def test_improvement_is_the_papers() -> None:
+    def row(mode: str, ms: float) -> dict[str, Any]:
+        return {
+            "network": "table3:256", "mode": mode, "budget": "", "budget_bytes": None, "fits": True, "ms": ms,
+            "simulated": {"error_percent": 7.0 if mode == "base(m)" else -1.0},
+        }  # fmt: skip
+
+    times = {"base(m)": 2091.0, "vdnn:conv(m)": 2491.0, "vdnn++:conv(m)": 2261.0, "vdnn++:all(m)": 9.0}
+    rows = {f"table3:256 fp32 paper: {mode}": row(mode, ms) for mode, ms in times.items()}
+    (found,) = improvements(rows)
+    assert found["relative_improvement"] == pytest.approx(0.575)
+    assert found["paper_relative_improvement"] == 0.575
+    assert found["gain"] == pytest.approx(230 / 2491)
+    assert list(misses(rows, [found])) == ["table3:256 fp32 paper: base(m): the simulator is +7.0 % off"]
+    slower = {**found, "gain": -0.02}
+    assert "is slower than vdnn:conv(m) by 2.0%" in next(iter(misses({}, [slower])))
