@@ -17,7 +17,10 @@ LARGEST = 2**31 - 1
 
 def shown(value: object) -> str:
     """A value as a sentence can show it: its repr, in one line and not too long."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # an int of more digits than Python prints, or an object whose own repr fails
+        text = f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -37,7 +40,7 @@ def count(value: object, argument: str, least: int = 1) -> int:
 def number(value: object, argument: str, low: float = -inf, high: float = inf, bounds: str = "[)") -> float:
     """A finite number from `low` to `high`; a bracket in `bounds` takes the end in, a parenthesis leaves it out."""
     if isinstance(value, Real) and not isinstance(value, bool):
-        found = float(value)
+        found = _as_float(value)
         above = found >= low if bounds[0] == "[" else found > low
         below = found <= high if bounds[1] == "]" else found < high
         if isfinite(found) and above and below:
@@ -47,6 +50,14 @@ def number(value: object, argument: str, low: float = -inf, high: float = inf, b
     else:
         where = "" if low == -inf else f" of {low:g} or more" if bounds[0] == "[" else f" above {low:g}"
     raise ArgumentError(f"{argument} is {shown(value)}; it must be a number{where}")
+
+
+def _as_float(value: Real) -> float:
+    """A real number as a float; infinite where it is too large to be one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return inf
 
 
 def sample_shape(value: object, argument: str = "input_shape") -> tuple[int, ...]:

@@ -43,12 +43,14 @@ def taken(directory: Path) -> Iterator[None]:
 
     Raises CheckpointError where it cannot be written, or while another run has it.
     """
+    made: list[Path] = []
     try:
-        made = not directory.exists()
+        made += [path for path in (directory, *directory.parents) if not path.exists()]
         directory.mkdir(parents=True, exist_ok=True)
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+        _remove(made)
         raise CheckpointError(f"checkpoint directory {directory} cannot be written: {reason}") from None
     try:
         if not os.access(directory, os.W_OK | os.X_OK):
@@ -64,9 +66,14 @@ def taken(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-        if made:
-            with suppress(OSError):  # nothing was saved: leave nothing behind
-                directory.rmdir()
+        _remove(made)
+
+
+def _remove(made: list[Path]) -> None:
+    """Where nothing was saved, leave nothing behind: of the folders that were made those that are empty."""
+    for path in made:
+        with suppress(OSError):
+            path.rmdir()
 
 
 def save(directory: Path, step: int, checkpoint: Checkpoint) -> Path:
@@ -138,17 +145,18 @@ def refuse_newer(directory: Path, step: int) -> None:
 
 def read(path: Path) -> Checkpoint:
     """Read a checkpoint: its own directory, or the newest in a directory of several. Raises CheckpointError."""
-    if not (path / "state.json").exists():
-        newest = _newest(path) if path.is_dir() else None
-        if newest is None:
-            raise CheckpointError(f"checkpoint {path} does not exist; give a directory that --checkpoint wrote")
-        path = newest
+    path = find(path)
     try:
         state = json.loads((path / "state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"checkpoint {path / 'state.json'} cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else f"it is damaged ({error})"
+        raise CheckpointError(
+            f"checkpoint {path / 'state.json'} cannot be read: {reason}; resume an older one"
+        ) from None
     if not isinstance(state, dict):
-        raise CheckpointError(f"checkpoint {path / 'state.json'} is no JSON object; it was not written by minidnn")
+        raise CheckpointError(
+            f"checkpoint {path / 'state.json'} is no JSON object; give a directory that --checkpoint wrote"
+        )
     if state.get("version") != VERSION:
         raise CheckpointError(
             f"checkpoint {path} has version {state.get('version')!r:.40}; this minidnn reads version {VERSION}"
@@ -156,6 +164,19 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(
         read_weights(path / "weights.safetensors"), read_weights(path / "optimizer.safetensors"), state
     )
+
+
+def find(path: Path) -> Path:
+    """A checkpoint's own directory: `path`, or the newest in it. Raises CheckpointError where there is none."""
+    try:
+        found = path if (path / "state.json").exists() else _newest(path) if path.is_dir() else None
+    except OSError as error:  # no permission, or a name that no file system takes
+        raise CheckpointError(
+            f"checkpoint {path} cannot be read: {error.strerror}; give a directory that --checkpoint wrote"
+        ) from None
+    if found is None:
+        raise CheckpointError(f"checkpoint {path} does not exist; give a directory that --checkpoint wrote")
+    return found
 
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:
@@ -168,13 +189,15 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
         with safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except FileNotFoundError:
-        raise CheckpointError(f"weights {path} do not exist") from None
+        raise CheckpointError(f"weights {path} do not exist; give a .safetensors file") from None
     except Exception as error:  # of a damaged file, whatever its reader trips over first
         reason = "it is a directory" if path.is_dir() else error
-        raise CheckpointError(f"weights {path} are no readable safetensors file: {reason}") from None
+        raise CheckpointError(
+            f"weights {path} are no readable safetensors file ({reason}); write it again with safetensors"
+        ) from None
     for name, array in arrays.items():
         if array.dtype.kind == "c":
-            raise CheckpointError(f"weights {path} have complex numbers in {name}; networks have real ones")
+            raise CheckpointError(f"weights {path} have complex numbers in {name}; they must be real")
     wide = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64))
     return {name: a if a.dtype in wide else a.astype(np.float32) for name, a in arrays.items()}
 

@@ -6,9 +6,10 @@ Sizes are ints in bytes, times floats in ms, rates floats in bytes per second.
 from __future__ import annotations
 
 import re
+from math import isfinite, nan
 from numbers import Integral
 
-from minidnn.arguments import LARGEST
+from minidnn.arguments import LARGEST, shown
 from minidnn.errors import ArgumentError
 
 KiB = 2**10
@@ -21,6 +22,7 @@ _FACTORS = {
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
 }  # fmt: skip
 _MOST = 2**63 - 1
+_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 
 
@@ -28,16 +30,22 @@ def parse_size(text: str | int, argument: str = "size") -> int:
     """`"8GiB"`, `"512 MB"`, `"4096"` or an int -> bytes. KiB, MiB, GiB are powers of two; KB, MB, GB powers of ten."""
     if isinstance(text, Integral) and not isinstance(text, bool):
         if not 0 <= int(text) <= _MOST:
-            raise ArgumentError(f"{argument} is {text}; it must be 0 or more bytes, below 2^63")
+            raise ArgumentError(f"{argument} is {shown(text)}; it must be 0 or more bytes, below 2^63")
         return int(text)
     match = _SIZE.fullmatch(text) if isinstance(text, str) and len(text) < 40 else None
     factor = _FACTORS.get(match.group(2).upper()) if match else None
-    if match is None or factor is None:
-        raise ArgumentError(f"{argument} is {text!r:.60}; write a number and a unit, such as 8GiB, 512MiB or 4096")
+    if match is None or factor is None or (factor == 1 and "." in match.group(1)):
+        raise ArgumentError(f"{argument} is {shown(text)}; write a number and a unit, such as 8GiB, 512MiB or 4096")
     nbytes = int(float(match.group(1)) * factor) if "." in match.group(1) else int(match.group(1)) * factor
     if nbytes > _MOST:
-        raise ArgumentError(f"{argument} is {text!r}; it must be below 2^63 bytes")
+        raise ArgumentError(f"{argument} is {shown(text)}; it must be below 2^63 bytes")
     return nbytes
+
+
+def parse_number(text: str) -> float:
+    """`"0.1"`, `"1e-3"` -> a finite float; NaN where it is none (a comparison with a bound then fails)."""
+    value = float(text) if _NUMBER.fullmatch(text) else nan
+    return value if isfinite(value) else nan
 
 
 def parse_whole(text: str, argument: str = "", least: int = 1) -> int:
@@ -45,7 +53,7 @@ def parse_whole(text: str, argument: str = "", least: int = 1) -> int:
     value = int(text) if re.fullmatch(r"[0-9]{1,18}", text) else -1
     if not least <= value <= LARGEST:
         many = f" and at most {LARGEST}" if text.isdigit() and (len(text) > 9) else ""
-        head = f"{argument} is {text!r:.60}; it" if argument else f"{text!r:.60}"
+        head = f"{argument} is {shown(text)}; it" if argument else shown(text)
         raise ArgumentError(f"{head} must be a whole number of at least {least}{many}")
     return value
 
@@ -54,7 +62,7 @@ def parse_shape(text: str, argument: str = "") -> tuple[int, int, int]:
     """`"3x64x64"` -> (3, 64, 64)."""
     match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})x([0-9]{1,9})", text)
     if match is None or "0" in (sides := [side.lstrip("0") or "0" for side in match.groups()]):
-        head = f"{argument} is {text!r:.60}" if argument else f"{text!r:.60} is no shape"
+        head = f"{argument} is {shown(text)}" if argument else f"{shown(text)} is no shape"
         raise ArgumentError(f"{head}; write channels x height x width, such as 3x64x64")
     return int(sides[0]), int(sides[1]), int(sides[2])
 

@@ -29,6 +29,8 @@ __all__ = [
 ]  # fmt: skip
 
 Factory = Callable[..., nn.Sequential]
+_PLAIN = re.compile(r"[-+.0-9ex]{1,30}")
+"""Numbers and shapes as they are written everywhere: ASCII digits, no underscores, no blanks, finite."""
 
 MODELS: dict[str, Factory] = {
     "smallnet": smallnet,
@@ -119,6 +121,8 @@ def _parse_value(spec: str, name: str, text: str, default: object) -> object:
     try:
         if isinstance(default, bool):
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        if isinstance(default, (int, float, tuple)) and not _PLAIN.fullmatch(text):
+            raise ValueError
         if isinstance(default, (int, float)):
             return type(default)(text)
         if isinstance(default, tuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -116,9 +117,11 @@ def _prepare_streams() -> None:
 
 
 def _complain(text: str) -> None:
-    """One line on stderr; where even that is impossible, the exit code must do."""
+    """One line on stderr, in which nothing is longer than a reader can take; where even that is impossible, the exit
+    code must do."""
+    line = re.sub(r"\S{300,}", lambda word: f"{word[0][:100]}...{word[0][-60:]}", " ".join(text.splitlines()))
     with suppress(OSError):
-        print(f"minidnn: {' '.join(text.splitlines())}", file=sys.stderr, flush=True)
+        print(f"minidnn: {line}", file=sys.stderr, flush=True)
 
 
 def _run(arguments: list[str]) -> int:

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Print and return one row per mode. Raises GradientMismatch (exit code 2) when a mode computed something else."""
-    modes = modes_of(args)
+    modes, options = modes_of(args), options_of(args)
     network, data = _network_and_data(args)
     if len(data.train) < args.batch:
         raise ArgumentError(f"--batch is {args.batch}; {data.name} has {len(data.train)} images")
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     title = f"{args.model}, batch {args.batch}, {args.precision}, device {name}"
     console.say(title)
     results = []
-    for result in measure(experiment, modes, opener, options_of(args)):
+    for result in measure(experiment, modes, opener, options):
         console.say(f"  {result.mode}: {'done' if result.fits else 'does not fit'}")
         if result.schedule is not None:
             with opener() as device:

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     graph = training_graph(args)
     profile = profile_for(args, graph)
     check_rule(args.mode, profile)
-    fit = args.fit or "best-fit"
+    fit = "best-fit" if args.fit is None else args.fit
     compress = "all" if args.compress == "off" and args.density is not None else args.compress
     found, schedule = footprint(
         graph, args.mode, profile, order=args.order, fit=fit, compress=compress, density=densities(args, graph)
@@ -122,7 +122,7 @@ def _observed(schedule: Schedule, fit: str, console: Console) -> dict[str, int]:
 def _foreign(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Sizes of a trace that came from elsewhere."""
     events = load_trace(Path(args.trace))
-    fit = args.fit or "best-fit"
+    fit = "best-fit" if args.fit is None else args.fit
     sizing, placement = smallest_pool(events, fit), place(intervals(events))
     result = {
         "trace": args.trace, "fit": fit, "aggregate_peak_bytes": aggregate_peak(events), "pool_bytes": sizing.nbytes,

@@ -12,8 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from minidnn.arguments import shown
 from minidnn.errors import ArgumentError, MiniDnnError
-from minidnn.units import parse_shape, parse_size, parse_whole
+from minidnn.units import parse_number, parse_shape, parse_size, parse_whole
 
 # Repeated here because the modules that own them load NumPy, and `minidnn --help` should not.
 PRECISIONS = ("fp32", "tf32", "bf16", "fp64")
@@ -46,6 +47,14 @@ class Parser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> None:
         """As argparse's own, which keeps silent where that is impossible."""
         print(self.format_help(), end="", file=sys.stdout if file is None else file)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's own, which would take `--option=--` for an option without a value."""
+        for argument in sys.argv[1:] if args is None else args:
+            option, equals, value = argument.partition("=")
+            if equals and option.startswith("-") and value == "--":
+                raise ArgumentError(f"{option} is '--', which is no value; write one, or leave {option} out")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         raise ArgumentError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
@@ -157,7 +166,7 @@ def natural(text: str) -> int:
 def seed(text: str) -> int:
     """A whole number of 64 bits."""
     if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) >= 2**64:
-        raise ArgumentError(f"{text!r:.60} must be a whole number from 0 to 2^64 - 1")
+        raise ArgumentError(f"{shown(text)} must be a whole number from 0 to 2^64 - 1")
     return int(text)
 
 
@@ -207,12 +216,9 @@ def number(least: float, above: bool = False) -> Callable[[str], float]:
 
     @option_type
     def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = float("nan")
-        if not (value > least if above else value >= least) or value == float("inf"):
-            raise ArgumentError(f"{text!r} must be a number {bound}")
+        value = parse_number(text)
+        if not (value > least if above else value >= least):
+            raise ArgumentError(f"{shown(text)} must be a number {bound}")
         return value
 
     return parse

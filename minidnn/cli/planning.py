@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from math import isnan
 from pathlib import Path
 
 from minidnn import nn, optim
+from minidnn.arguments import number, shown
 from minidnn.cli.options import count
 from minidnn.errors import ArgumentError
 from minidnn.graph.build import build
@@ -14,6 +16,7 @@ from minidnn.graph.graph import Graph, Target
 from minidnn.models import create
 from minidnn.plan.registry import parse_mode
 from minidnn.profile.profile import Profile, op_key
+from minidnn.units import parse_number
 
 PROFILE_HELP = "times and workspaces that `minidnn profile` measured (JSON)"
 GPU_HELP = "model a GPU instead: gtx970, gtx1080ti, k40, p100, v100, rtx2080ti, a100 or h100"
@@ -40,30 +43,34 @@ def densities(args: argparse.Namespace, graph: Graph) -> dict[str, float]:
     """What `--density` says, by tensor: one number for all, or those that a file has."""
     if args.density is None:
         return {}
-    try:
-        found = {t: float(args.density) for t in graph.tensors}
-    except ValueError:
-        found = _read_densities(Path(args.density), graph)
-    for share in found.values():
-        if not 0 <= share <= 1:
-            raise ArgumentError(f"--density has {share}; it must be the share of values that are not zero, 0 to 1")
-    return found
+    share = parse_number(args.density)
+    if isnan(share):
+        return _read_densities(args.density, graph)
+    return dict.fromkeys(graph.tensors, number(share, "--density", 0, 1, "[]"))
 
 
-def _read_densities(path: Path, graph: Graph) -> dict[str, float]:
+def _read_densities(path: str, graph: Graph) -> dict[str, float]:
     """A JSON object: density by tensor, or by the layer that reads it."""
     inputs = {layer.name: layer.x for layer in graph.layers}
     try:
-        stored = json.loads(path.read_text())
-        found = {inputs.get(name, name): float(share) for name, share in stored.items()}
+        stored: dict[str, object] = dict(json.loads(Path(path or "?").read_text(encoding="utf-8")).items())
     except OSError as error:
-        text = f"--density is {str(path)!r}; give a number from 0 to 1 or a JSON file ({error.strerror})"
-        raise ArgumentError(text) from None
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        raise ArgumentError(f"--density {path} is not a JSON object of densities by tensor or layer") from None
-    unknown = [name for name in found if name not in graph.tensors]
-    if unknown:
-        raise ArgumentError(f"--density {path} names {unknown[0]!r}, which is no tensor or layer of this network")
+        raise ArgumentError(
+            f"--density is {shown(path)}; give a number from 0 to 1 or a JSON file ({error.strerror})"
+        ) from None
+    except (ValueError, AttributeError, RecursionError):
+        raise ArgumentError(
+            f'--density {path} is not a JSON object; write densities by tensor or layer, such as {{"features.0": 0.5}}'
+        ) from None
+    found: dict[str, float] = {}
+    for name, share in stored.items():
+        tensor = inputs.get(name, name)
+        if tensor not in graph.tensors:
+            raise ArgumentError(
+                f"--density {path} names {shown(name)}, which is no tensor or layer of this network; its layers are "
+                f"{', '.join(list(inputs)[:6])}, ..."
+            )
+        found[tensor] = number(share, f"density of {name} in {path}", 0, 1, "[]")
     return found
 
 

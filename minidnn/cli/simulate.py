@@ -36,11 +36,12 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         from minidnn.profile.gpus import named_gpu
 
         args.budget = named_gpu(args.gpu).memory_bytes
+    options = options_of(args, densities(args, graph))
     title = f"{args.model}, batch {args.batch}, {args.precision}, {profile.source}"
     console.say(title)
     results = []
     bound = iteration_bound(graph, profile, args.budget)
-    for result in predict(graph, modes, profile, options_of(args, densities(args, graph))):
+    for result in predict(graph, modes, profile, options):
         two_lanes = result.schedule is not None and len(set(result.schedule.lanes) - {"host", COMPUTE}) > 1
         result.more["lower_bound_ms"] = bound.ms(2 if two_lanes else 1)
         results.append(result)

@@ -84,11 +84,11 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.weights is not None:
         net.load_state_dict(checkpoint.read_weights(Path(args.weights)))
     with trainer_for(args, net, data) as trainer:
-        console.say(describe(args, trainer, data))
         with finishing_on_interrupt(trainer):
             result = trainer.fit(
                 data, epochs_for(args, data), steps=args.steps, log=args.log, checkpoint=checkpoint_folder(args),
                 checkpoint_every=args.checkpoint_every, resume=args.resume, progress=console.progress,
+                on_begin=lambda: console.say(describe(args, trainer, data)),
                 on_epoch=lambda epoch, metrics: console.say(f"epoch {epoch:3}  {format_metrics(metrics)}"),
             )  # fmt: skip
         metrics = dict(result.metrics)
@@ -164,8 +164,7 @@ def checkpoint_folder(args: argparse.Namespace) -> Path | None:
     """Where checkpoints go: a run that was resumed keeps saving where it was."""
     if args.checkpoint is not None or args.resume is None:
         return None if args.checkpoint is None else Path(args.checkpoint)
-    resumed = Path(args.resume)
-    return resumed.parent if (resumed / "state.json").exists() else resumed
+    return checkpoint.find(Path(args.resume)).parent
 
 
 @contextmanager

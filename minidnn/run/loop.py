@@ -69,18 +69,21 @@ def fit(
     trainer: Trainer, data: Data | Dataset, epochs: int = 1, *, steps: int | None = None, shuffle: bool = True,
     log: str | Path | None = None, checkpoint: str | Path | None = None, checkpoint_every: int | None = None,
     resume: str | Path | None = None, evaluate_epochs: bool = True, progress: bool = False,
-    on_epoch: Callable[[int, dict[str, float]], None] | None = None,
+    on_begin: Callable[[], None] | None = None, on_epoch: Callable[[int, dict[str, float]], None] | None = None,
 ) -> FitResult:  # fmt: skip
     """Train for `epochs` passes, or until `steps` updates are done, whichever is first.
 
     `log` appends one JSON object a step and epoch. `checkpoint` is a directory: written at the end of each epoch, every
     `checkpoint_every` steps, and when `trainer.stop_requested` ends the run after an iteration. `resume` goes on from
-    such a directory, bit-exactly, data order included; `epochs` and `steps` then count from that run's beginning. A
-    non-finite loss or weight raises NonFiniteLoss and is never saved.
+    such a directory, bit-exactly, data order included; `epochs` and `steps` then count from that run's beginning.
+    `on_begin` is called when nothing is left that could be refused, `on_epoch` with each epoch's number and metrics.
+    A non-finite loss or weight raises NonFiniteLoss and is never saved.
     """
     for name, value in (("epochs", epochs), ("steps", steps), ("checkpoint_every", checkpoint_every)):
         if not is_count(value) and (value is not None or name == "epochs"):
             raise ArgumentError(f"{name} is {shown(value)}; it must be an int of 1 or more")
+    if on_begin is not None and not callable(on_begin):
+        raise ArgumentError(f"on_begin is {shown(on_begin)}; it must be a function without arguments")
     if on_epoch is not None and not callable(on_epoch):
         raise ArgumentError(f"on_epoch is {shown(on_epoch)}; it must be a function of an epoch and its metrics")
     directory = _path("checkpoint", checkpoint)
@@ -91,6 +94,8 @@ def fit(
         run.begin(_path("resume", resume))
         stream = _open_log(_path("log", log))
         try:
+            if on_begin is not None:
+                on_begin()
             return run.train(stream, evaluate_epochs, progress, on_epoch)
         finally:
             if stream is not None:
@@ -283,7 +288,7 @@ class _Run:
 def _path(argument: str, value: object) -> Path | None:
     if value is None:
         return None
-    if not isinstance(value, (str, os.PathLike)) or not str(value):
+    if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
         raise ArgumentError(f"{argument} is {shown(value)}; it must be a path")
     return Path(value)
 

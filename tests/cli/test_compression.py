@@ -40,9 +40,10 @@ def test_memory_reads_densities_by_tensor_or_layer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("{", "is not a JSON object of densities"), ("[1]", "is not a JSON object of densities"),
+        ("{", "is not a JSON object; write densities by tensor or layer"),
+        ("[1]", "is not a JSON object; write densities by tensor or layer"),
         ('{"nothing": 0.5}', "names 'nothing', which is no tensor or layer"),
-        ('{"input": 1.5}', "has 1.5; it must be the share of values that are not zero"),
+        ('{"input": 1.5}', "it must be a number in [0, 1]"),
     ],
 )  # fmt: skip
 def test_bad_density_files_are_refused(tmp_path: Path, content: str, reason: str) -> None:
@@ -52,7 +53,7 @@ def test_bad_density_files_are_refused(tmp_path: Path, content: str, reason: str
 
 
 def test_bad_densities_and_compressions_are_refused() -> None:
-    assert "--density has -0.1" in refuse(*VGG, "--density=-0.1")
+    assert "--density is -0.1; it must be a number in [0, 1]" in refuse(*VGG, "--density=-0.1")
     assert "give a number from 0 to 1 or a JSON file" in refuse(*VGG, "--density", "half")
     assert "--compress: invalid choice: 'some'" in refuse(*VGG, "--compress", "some")
 

@@ -76,10 +76,48 @@ def shell(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
         (["sweep", "smallvgg", "--gpu", "k40", "--bandwidths", "1,x"], "--bandwidths: 'x' must be a number above 0"),
         (["sweep", "smallvgg", "--gpu", "k40", "--bandwidths", ","], "--bandwidths: ',' names none"),
         (["memory", "--trace", "x", "--budget", "1"], "--budget goes with a MODEL"),
+        (["train", "smallnet", "--data=--"], "--data is '--', which is no value; write one, or leave --data out"),
+        (["profile", "smallnet", "--output=--"], "--output is '--', which is no value"),
+        (["train", "smallnet", "--lr", "1_000"], "--lr: '1_000' must be a number of at least 0"),
+        (["train", "smallnet", "--clip", "٣"], "--clip: '٣' must be a number above 0"),
+        (["train", "smallnet", "--lr", "1e999"], "--lr: '1e999' must be a number of at least 0"),
+        (["train", "smallnet", "--budget", "0.1"], "size is '0.1'; write a number and a unit, such as 8GiB"),
+        (["memory", "smallvgg", "--fit", ""], "fit is ''; choose one of best-fit"),
+        (["memory", "smallvgg", "--density", ""], "--density is ''; give a number from 0 to 1 or a JSON file"),
+        (["memory", "smallvgg", "--density", "1_0"], "--density is '1_0'; give a number from 0 to 1 or a JSON file"),
+        (["summary", "vgg:extra=1_0"], "option extra of model 'vgg:extra=1_0' is '1_0'; write a value like 0"),
+        (["summary", "vgg:extra=٣"], "write a value like 0"),
+        (["summary", "smallnet:input_shape=1x8x ٣"], "write a value like 1x8x8"),
+        (["train", "smallnet", "--resume", "/nowhere/" + "a" * 299], "File name too long; give a directory that"),
     ],
 )
 def test_values_beyond_reason_are_refused(arguments: list[str], says: str) -> None:
     assert says in refuse(*arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "smallnet", "--data", "a" * 9000], ["compare", "smallnet", "--modes", "b" * 9000],
+        ["summary", "c" * 9000], ["train", "smallnet", "--device", MANY], ["models", "d" * 9000],
+    ],
+)  # fmt: skip
+def test_however_long_a_value_is_the_sentence_can_be_read(arguments: list[str]) -> None:
+    said = refuse(*arguments)
+    assert len(said) < 700
+    assert "..." in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compare", "smallvgg", "--fit", "tight"], ["simulate", "smallvgg", "--gpu", "k40", "--fit", "tight"],
+        ["simulate", "smallvgg", "--gpu", "k40", "--density", "half"], [*TRAIN, "--resume", "/nowhere"],
+        [*TRAIN, "--checkpoint", "/dev/null"], [*TRAIN, "--log", "/nowhere/log"], [*TRAIN, "--compress", "some"],
+    ],
+)  # fmt: skip
+def test_a_run_that_is_refused_has_printed_nothing(arguments: list[str]) -> None:
+    assert refuse(*arguments)  # which says that stdout is empty
 
 
 COMPARE = ("compare", "smallvgg", "--batch", "4", "--device", "host", "--steps", "1", "--modes", "base(m)")
@@ -125,6 +163,15 @@ def test_a_full_disk_is_told_with_the_file(tmp_path: Path, command: tuple[str, .
     done = minidnn(*command, str(tmp_path / "file"), "--json")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"minidnn: {tmp_path / 'file'} cannot be written: No space left on device\n"
+
+
+def test_a_refused_run_leaves_no_folders_behind(tmp_path: Path) -> None:
+    assert "File name too long" in refuse(*TRAIN, "--checkpoint", f"{tmp_path}/a/b/{'c' * 300}")
+    assert "cannot be written: No such file" in refuse(
+        *TRAIN, "--checkpoint", f"{tmp_path}/a/b/c", "--log", f"{tmp_path}/nowhere/log"
+    )
+    assert "does not exist; give a directory that" in refuse(*TRAIN, "--resume", f"{tmp_path}/a/b/c")
+    assert not list(tmp_path.iterdir())
 
 
 # -- streams -------------------------------------------------------------------------------------------------------

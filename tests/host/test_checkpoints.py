@@ -322,7 +322,8 @@ def test_a_damaged_state_or_weight_file_is_named(tmp_path: Path) -> None:
         whole = (tmp_path / "step-00000004" / "weights.safetensors").read_bytes()
         for text in ("", "{", "[" * 100_000, "\udcff"):
             (tmp_path / "step-00000004" / "state.json").write_text(text, errors="surrogateescape")
-            with pytest.raises(CheckpointError, match=r"state.json cannot be read"):
+            said = r"state.json cannot be read: it is damaged \(.*\); resume an older one"
+            with pytest.raises(CheckpointError, match=said):
                 opened.fit(data(), 1, resume=tmp_path)
     rng = np.random.default_rng(3)
     for keep in (0, 7, 8, 100, len(whole) - 1):
@@ -337,7 +338,7 @@ def test_a_damaged_state_or_weight_file_is_named(tmp_path: Path) -> None:
             checkpoint.read_weights(tmp_path / "cut")
     header = json.dumps({"w": {"dtype": "C64", "shape": [2], "data_offsets": [0, 16]}}).encode()
     (tmp_path / "cut").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
-    with pytest.raises(CheckpointError, match=r"cut have complex numbers in w; networks have real ones|no readable"):
+    with pytest.raises(CheckpointError, match=r"cut have complex numbers in w; they must be real|no readable"):
         checkpoint.read_weights(tmp_path / "cut")  # an older safetensors does not know the type at all
     with pytest.raises(CheckpointError, match="it is a directory"):
         checkpoint.read_weights(tmp_path)

@@ -13,8 +13,18 @@ from minidnn import nn, optim
 from minidnn.arguments import LARGEST, count, image_shape, number, sample_shape
 from minidnn.errors import ArgumentError, CheckpointError, MiniDnnError, ShapeError
 from minidnn.graph.build import build
-from minidnn.units import GiB, parse_shape, parse_size, parse_whole
+from minidnn.units import GiB, parse_number, parse_shape, parse_size, parse_whole
 
+
+class Unshowable:
+    """An object whose own repr fails."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+HUGE = 10**5000
+"""More digits than Python prints."""
 NO_NUMBERS: tuple[Any, ...] = (None, True, "x", "3", (), (1,), [2, 2], {}, object(), float("nan"), float("inf"))
 NO_COUNTS = (*NO_NUMBERS, 0, -1, 1.5, np.float32(2), LARGEST + 1)
 
@@ -87,6 +97,19 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert count(np.uint8(3), "n") == 3
     assert number(np.float16(0.5), "x", 0, 1) == 0.5
     assert parse_size(np.int64(5)) == 5
+
+
+def test_what_cannot_be_shown_is_refused_all_the_same() -> None:
+    for value in (HUGE, Unshowable(), [Unshowable()]):
+        for call in (*NUMBERS.values(), *COUNTS.values(), nn.MaxPool2d, sample_shape, parse_size):
+            assert f"a {type(value).__name__} that cannot be shown" in refused(call, value)
+    assert refused(parse_size, "0.5").startswith("size is '0.5'; write a number and a unit, such as 8GiB")
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "1e999", "1_0", "٣", " 1", "1 ", "", "0x1", "1e", "."])
+def test_what_is_no_number_for_a_reader_is_none(text: str) -> None:
+    assert parse_number(text) != parse_number(text)
+    assert (parse_number("-1.5e-3"), parse_number("+.5"), parse_number("2.")) == (-0.0015, 0.5, 2.0)
 
 
 def test_bounds_are_named() -> None:
