@@ -26,7 +26,8 @@ class Bound:
 
     `compute_ms` sums each op's fastest algorithm (of those whose workspace can be had); `offload_ms` and `prefetch_ms`
     are the copies of the bytes that cannot stay: the peak at the smallest workspaces less the budget. One lane for all
-    copies adds them, two overlap. `load_ms`: an iteration begins with its batch coming in, before any op.
+    copies adds them, two overlap. `load_ms`: the batch comes in, before any op; or, where the next batch may come
+    early (`overlaps`), beside the ops.
 
     `phases_ms` is what order and workspaces add. What is away while an op runs has left before and comes back after it,
     so the ops before it overlap that copy-out alone and those after it the copy-in. And any choice of algorithms has
@@ -39,20 +40,23 @@ class Bound:
     prefetch_ms: float
     phases_ms: float = 0.0
     load_ms: float = 0.0
+    overlaps: bool = False
 
     def ms(self, lanes: int) -> float:
         """The bound for schedules with one copy lane or two."""
         copies = self.offload_ms + self.prefetch_ms if lanes == 1 else max(self.offload_ms, self.prefetch_ms)
-        return self.load_ms + max(self.compute_ms, copies, self.phases_ms)
+        most = max(self.compute_ms, copies, self.phases_ms)
+        return max(most, self.load_ms) if self.overlaps else self.load_ms + most
 
 
 def iteration_bound(graph: Graph, profile: Profile, budget: int | None) -> Bound:
     """The bound for a graph, a profile with times, and a budget in bytes of the arena (None: unlimited)."""
     loaded = sum(t.nbytes for t in graph.tensors.values() if t.role is Role.INPUT)
+    early = graph.target.early_batch
     if budget is None or profile.link is None:
         ways = (profile.algorithms(graph, op) for op in graph.ops)
         load = loaded / profile.link.h2d * 1e3 if profile.link else 0.0
-        return Bound(sum(min(a.ms or 0.0 for a in way) for way in ways), 0.0, 0.0, load_ms=load)
+        return Bound(sum(min(a.ms or 0.0 for a in way) for way in ways), 0.0, 0.0, 0.0, load, early)
     outline = Outline.of(graph, profile, 1)  # no rounding: what crosses the link is not rounded either
     pool = budget - persistent_region(graph, Plan("", (), scratch=profile.scratch_bytes))[1]
     outline = _possible(outline, pool)
@@ -64,7 +68,7 @@ def iteration_bound(graph: Graph, profile: Profile, budget: int | None) -> Bound
     phases = min(_phases_ms([a.ms or 0.0 for a in outline.within(top)], away, low - pool, copies) for low, top in pairs)
     most = max(away)
     compute = sum(a.ms or 0.0 for a in outline.fastest)
-    return Bound(compute, copies.out_ms(most), copies.in_ms(most), phases, copies.in_ms(loaded))
+    return Bound(compute, copies.out_ms(most), copies.in_ms(most), phases, copies.in_ms(loaded), early)
 
 
 def _possible(outline: Outline, pool: int) -> Outline:

@@ -6,7 +6,7 @@ slow (binding kernels, building cuDNN plans) happens at compile time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from minidnn.codec import PackedMemory
@@ -83,12 +83,16 @@ class Executor:
         Raises DeviceError naming the action that failed; minidnn's own errors and KeyboardInterrupt pass with the
         action as a note. What was issued before may still run then: see `Device.abandon`.
         """
+        self.issue(slot, self.steps)
+
+    def issue(self, slot: BatchSlot, steps: Sequence[tuple[Action, str, Step]]) -> None:
+        """Issue some of the steps; see `run`."""
         self.slot = slot
         self.packer.begin()
         label = "start"
         try:
             with self.device.guard():
-                for _, label, step in self.steps:
+                for _, label, step in steps:
                     self.device.mark(label)
                     step()
         except BaseException as error:

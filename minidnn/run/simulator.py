@@ -149,18 +149,20 @@ class _Clock:
         return self.now
 
     def timeline(self, started: float) -> Timeline:
-        """What was recorded, from `started` on."""
-        spans = tuple(
-            Span(s.lane, s.label, max(s.start_ms - started, 0.0), s.end_ms - started, s.stall)
-            for s in self.spans
-            if s.end_ms > started
-        )
+        """What was recorded, from `started` on. An early batch was copied before: it is drawn where the next one's copy
+        runs, beside this iteration."""
+        spans = []
+        for s in self.spans:
+            early = s.start_ms < s.end_ms <= started
+            begin = started - (self.now - started) if early else started
+            if s.end_ms > begin:
+                spans.append(Span(s.lane, s.label, max(s.start_ms - begin, 0.0), s.end_ms - begin, s.stall))
         used = self.schedule.persistent_bytes
         memory = [(0.0, used)]
         for ms, change in sorted(self.changes):  # of changes at the same time, frees come first
             used += change
             memory.append((max(ms - started, 0.0), used))
-        return Timeline(spans, tuple(memory))
+        return Timeline(tuple(spans), tuple(memory))
 
     # -- time
 

@@ -233,7 +233,6 @@ class Schedule:
     placement: str = "planned"
     fit: str = "best-fit"
     lower_bound_bytes: int = 0
-    carried: tuple[Buffer, ...] = ()
 
     @property
     def peak_bytes(self) -> int:

@@ -85,7 +85,7 @@ class Walk:
         self.placed = schedule.placement == "planned"
         self.early = {b for b in schedule.persistent if self._role(b.tensor) is Role.INPUT}
         allocs = [a.buffer for a in schedule.actions if isinstance(a, Alloc)] if self.placed else []
-        self.arena = Cells([(b.offset, b.end) for b in (*schedule.carried, *allocs)], "free bytes")
+        self.arena = Cells([(b.offset, b.end) for b in allocs], "free bytes")
         hosts = [a.host for a in schedule.actions if isinstance(a, Copy)]
         parts = [a.slab for a in schedule.actions if isinstance(a, PartAction)]
         whole = [(r.offset, r.offset + r.nbytes) for r in hosts if r.kind == "pinned"]
@@ -98,10 +98,8 @@ class Walk:
         self.made: dict[str, int] = {}  # tensor -> version that was written last in this iteration
         self.launched: dict[int, int] = {}
         self.freed: dict[int, int] = {}  # lane -> the last free that the lane itself carries out
-        for buffer in (*schedule.persistent, *schedule.carried):
+        for buffer in schedule.persistent:
             self.stays[buffer.key] = Place(buffer.key, buffer)
-            if self.placed and buffer in schedule.carried:
-                self.arena.fill(self.stays[buffer.key])
 
     def run(self) -> None:
         """Both iterations, and what must hold between and after them."""
@@ -125,8 +123,6 @@ class Walk:
         for buffer in self.schedule.persistent:
             outlives = self._outlives(buffer.tensor)
             self.stays[buffer.key].content = Content(buffer.tensor, self.iteration, 0) if outlives else None
-        for buffer in self.schedule.carried:
-            self.stays[buffer.key].content = Content(buffer.tensor, self.iteration, 0)
 
     def _outlives(self, name: str) -> bool:
         """Whether the value goes on into the next iteration: weights do, this batch's labels and loss do not."""
@@ -157,12 +153,12 @@ class Walk:
                 self._free(at, buffer)
 
     def _end(self) -> None:
-        """Every op ran, every result went back, nothing but what is declared is left."""
+        """Every op ran, every result went back, nothing is left in the pool."""
         graph, add = self.graph, self.findings.add
         for i, op in enumerate(graph.ops):
             if i not in self.launched:
                 add("ops", f"op {op.name} is never launched")
-        kept = {b.key for b in (*self.schedule.persistent, *self.schedule.carried)}
+        kept = {b.key for b in self.schedule.persistent}
         for key, place in self.stays.items():
             if place.live and key not in kept:
                 add("leak", f"{key} is still there at the end of the iteration; {{0}} used it last", place.changed)

@@ -56,15 +56,15 @@ def persistent_region(
     """The buffers in front of the pool, and their total: what outlives an iteration, in base the gradients, and the
     input where the next batch comes early; in front of them the plan's scratch bytes.
 
-    `given` are offsets that another schedule of the same arena has fixed; the others follow behind those. Where one of
-    them is the input's, batches come early in this schedule too: whichever is next, its batch has the same place.
+    `given` are offsets that another schedule of the same arena has fixed; the others follow behind those. Whether one
+    of them is the input's decides for all: whichever schedule is next, its batch has the same place.
     """
     fixed = dict(given or {})
     buffers: list[Buffer] = []
     end = fixed.pop("", round_up(plan.scratch, ALIGNMENT))
     for t in graph.tensors.values():
         gradient = plan.lifetime == "iteration" and t.role is Role.WEIGHT_GRADIENT
-        early = t.role is Role.INPUT and (plan.early or t.name in fixed)
+        early = t.role is Role.INPUT and (t.name in fixed if given else plan.early)
         if gradient or early or graph.is_persistent(t.name):
             offset = fixed.get(t.name)
             if offset is None:

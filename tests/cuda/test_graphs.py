@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from minidnn import Trainer, nn, optim
-from minidnn.device.base import Launcher, Stream
+from minidnn.device.base import Event, Launcher, Stream
 from minidnn.device.cuda import CudaDevice
 from minidnn.errors import ArgumentError
 from tests.cuda.fake import fake_cuda
@@ -23,6 +24,22 @@ BOTH = pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.m
 def captures() -> list[int]:
     """Grows with each capture."""
     return []
+
+
+def closed(faked: CudaDevice, issue: Callable[[], None]) -> None:
+    """Issue what CUDA would have captured; as CUDA does, refuse waits for what is recorded outside."""
+    record, wait, inside = faked.record, faked.wait, []
+
+    def recorded(stream: Stream) -> Event:
+        inside.append(record(stream))
+        return inside[-1]
+
+    def waited(stream: Stream, event: Event) -> None:
+        assert any(event is known for known in inside), "a captured wait for an event outside the graph"
+        wait(stream, event)
+
+    with patch.object(faked, "record", recorded), patch.object(faked, "wait", waited):
+        issue()
 
 
 @pytest.fixture
@@ -46,7 +63,7 @@ def device(real: bool, captures: list[int]) -> Iterator[CudaDevice]:
 
         def again(streams: Sequence[Stream], issue: Callable[[], None]) -> Launcher:
             captures.append(1)
-            return issue
+            return partial(closed, faked, issue)
 
         with patch.object(faked, "capture", again):
             yield faked
@@ -70,7 +87,9 @@ def losses(device: CudaDevice, graph: bool, **options: object) -> tuple[list[flo
 
 
 @BOTH
-@pytest.mark.parametrize(("options", "graphs"), [({}, 3), ({"memory": "keep"}, 3), ({"micro_batch": 2}, 6)])
+@pytest.mark.parametrize(
+    ("options", "graphs"), [({}, 3), ({"memory": "keep"}, 3), ({"micro_batch": 2}, 6), ({"precision": "bf16"}, 3)]
+)
 def test_graphs_give_the_bits_of_single_steps(
     device: CudaDevice, captures: list[int], options: dict[str, object], graphs: int, real: bool
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from minidnn.errors import ScheduleError
 from minidnn.plan.plan import ORDERS
-from minidnn.schedule.actions import COMPUTE, D2H, H2D, Action, Alloc, Free, HostSync, Prefetch, Record, Schedule, Wait
+from minidnn.schedule.actions import COMPUTE, Action, HostSync, Prefetch, Schedule
 from minidnn.schedule.check import check, verify
 from minidnn.schedule.lower import walk
 
@@ -51,40 +51,6 @@ def test_the_full_product_is_right(network: str, target: str, purpose: str) -> N
         for mode in (*modes(graph, "p"), *modes(graph, "m")):
             for fit in (None, "best-fit", "worst-fit"):
                 assert check(lowered(graph, mode, order, fit)) == (), f"{mode} {order} {fit}"
-
-
-def early_batch() -> Schedule:
-    """`keep`, but the next batch comes in at the end of an iteration instead of its own beginning."""
-    s = lowered(graph_of("tiny"), "keep(p)")
-    i = next(i for i, a in enumerate(s.actions) if isinstance(a, Alloc) and a.buffer.tensor == "input")
-    alloc, prefetch, record = s.actions[i : i + 3]
-    assert isinstance(alloc, Alloc)
-    assert isinstance(prefetch, Prefetch)
-    rest = [
-        replace(a, waits=tuple(t for t in a.waits if t != record.signal)) for a in (*s.actions[:i], *s.actions[i + 3 :])
-    ]  # fmt: skip
-    rest = [a for a in rest if a.waits or not isinstance(a, Wait)]
-    end = max(at for at, a in enumerate(rest) if isinstance(a, Free)) + 1
-    new: list[Action] = [
-        Record(lane=COMPUTE, signal=9001), Record(lane=D2H, signal=9002), Wait(lane=H2D, waits=(9001, 9002)), alloc,
-        prefetch,
-    ]  # fmt: skip
-    return replace(s, actions=(*rest[:end], *new, *rest[end:]), carried=(alloc.buffer,))
-
-
-def test_a_batch_that_comes_early_may_stay_where_the_schedule_says_so() -> None:
-    s = early_batch()
-    assert check(s) == ()
-    found = check(replace(s, carried=()))
-    assert {f.rule for f in found} >= {"live", "leak"}
-    assert any("input#0 is still there at the end of the iteration" in f.text for f in found)
-
-
-def test_a_carried_buffer_that_does_not_come_again_is_found() -> None:
-    s = early_batch()
-    last = max(i for i, a in enumerate(s.actions) if isinstance(a, Prefetch))
-    gone = replace(s, actions=(*s.actions[: last - 1], *s.actions[last + 1 :]))
-    assert any("input#0 must still be there at the end" in f.text for f in check(gone))
 
 
 def test_a_run_time_pool_must_not_hand_out_what_a_lane_has_yet_to_free() -> None:
