@@ -1,0 +1,382 @@
+"""The generated parts of README and docs/results.md: Markdown of what the result files say, and of nothing else.
+
+A page marks such a part with `<!-- results: NAME -->` and `<!-- end of NAME -->`; NAME is one of PARTS. What has no
+result file is not mentioned. Tables take the rows that the files have; none is named here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from bench.markdown import Result, files, heading, megabytes, milliseconds, origin, percent, share, size, table
+from minidnn.units import GiB, format_ms, format_size
+
+RESULTS = Path(__file__).resolve().parent / "results"
+IMAGES = RESULTS.parents[1] / "docs" / "images"
+MARKED = re.compile(r"(<!-- results: ([\w-]+) -->\n)(.*?)(<!-- end of \2 -->)", re.DOTALL)
+
+
+def rewritten(page: str, results: Path = RESULTS) -> str:
+    """A page with its marked parts made anew. Raises KeyError for a part that nobody makes."""
+    return MARKED.sub(lambda match: match[1] + part(match[2], results) + match[4], page)
+
+
+def part(name: str, results: Path) -> str:
+    """A marked part: each section's introduction and tables, where there are any."""
+    text = "\n"
+    for introduction, section in PARTS[name]:
+        tables = section(results)
+        text += f"{introduction}\n\n{tables}" if tables else ""
+    return text
+
+
+# -- the papers --------------------------------------------------------------------------------------------------------
+
+
+def memory(results: Path) -> str:
+    """README: Table V in short, and what placement reaches."""
+    text = ""
+    for file, found in files(results, "paper_tables.json"):
+        cells = {(c["network"], c["mode"], c["column"]): c for c in found["cells"] if c["table"] == "V"}
+        placed = {(r["network"], r["mode"], r["order"]): r for r in found["placement"]}
+        lines = []
+        for network, mode in dict.fromkeys((c["network"], c["mode"]) for c in cells.values()):
+            peak, pool = (cells[network, mode, column] for column in ("aggregate", "prefetch-first, best-fit"))
+            row = placed[network, mode, "prefetch-first"]
+            lines.append(
+                [network, f"`vdnn:{mode}`", f"{peak['published_mb']} / {peak['ours_mb']:.0f}",
+                 f"{pool['published_mb']} / {pool['ours_mb']:.0f}", percent(row["best-fit"], row["aggregate_bytes"]),
+                 percent(row["placed_bytes"], row["aggregate_bytes"])]
+            )  # fmt: skip
+        head = ["network (batch)", "mode", "live bytes, peak, MB: published / ours", "pool, MB: published / ours",
+                "best-fit pool above the peak", "our placement above the peak"]  # fmt: skip
+        text += table(head, lines) + origin(file, found, "paper_tables.py")
+    return text
+
+
+def paper_tables(results: Path) -> str:
+    """Every cell of Tables II and V and of sections III-C and V-B; and the placements."""
+    text = ""
+    for file, found in files(results, "paper_tables.json"):
+        for name, cells in groupby(found["cells"], key=lambda c: str(c["table"])):
+            lines = [
+                [f"{c['network']} {c['mode']}".strip() or "-", c["column"], *map(megabytes, (c["published_mb"],
+                 c["ours_mb"], c["needed_mb"]))] for c in cells
+            ]  # fmt: skip
+            title = f"{'Table' if name in ('II', 'V') else 'Section'} {name}, MB of 2^20 bytes"
+            text += heading(title) + table(["case", "column", "published", "ours", "needed"], lines)
+        lines = [
+            [r["network"], r["mode"], r["order"], format_size(r["aggregate_bytes"]),
+             *(percent(r[key], r["aggregate_bytes"]) for key in ("placed_bytes", "best-fit", "high-end"))]
+            for r in found["placement"]
+        ]  # fmt: skip
+        text += heading("Pools above the peak of live bytes")
+        text += table(["network", "mode", "order", "peak", "our placement", "best-fit", "high-end"], lines)
+        text += origin(file, found, "paper_tables.py")
+    return text
+
+
+def deep(results: Path) -> str:
+    """Table IV: networks of a hundred layers and more."""
+    text = ""
+    for file, found in files(results, "paper_figures.json"):
+        lines = [
+            [r["network"], f"`{r['mode']}`", *(milliseconds(r[key]) for key in ("vdnn_ms", "vdnnpp_ms")),
+             *(r["published"] if isinstance(r["published"], list) else [r["published"]] * 2),
+             format_size(r["peak_bytes"])] for r in found["table_iv"]
+        ]  # fmt: skip
+        head = ["network (batch)", "mode", "vDNN ms", "vDNN++ ms", "published vDNN", "published vDNN++", "memory"]
+        text += table(head, lines) + origin(file, found, "paper_figures.py")
+    return text
+
+
+def figure_9(results: Path) -> str:
+    """All bars of Figure 9 as numbers, and the constructed network."""
+    text = ""
+    for file, found in files(results, "paper_figures.json"):
+        lines = [
+            [r["gpu"], r["network"], f"`{r['mode']}`", *(milliseconds(r[k]) for k in ("base_p_ms", "vdnn_ms",
+             "vdnnpp_ms")), *(share(r[k]) for k in ("improvement", "published_improvement"))]
+            for r in found["figure_9"]
+        ]  # fmt: skip
+        own = found["section_v_a"]
+        lines.append(
+            ["Table I's times", own["network"], "`conv(m)`", *(milliseconds(own[k]) for k in ("base_ms", "vdnn_ms",
+             "vdnnpp_ms")), *(share(own[k]) for k in ("improvement", "published_improvement"))]
+        )  # fmt: skip
+        head = ["GPU", "network", "mode", "base(p) ms", "vDNN ms", "vDNN++ ms", "improvement", "published"]
+        text += table(head, lines) + origin(file, found, "paper_figures.py")
+    return text
+
+
+def planners(results: Path) -> str:
+    """Time over the lower bound, mean over the budgets at which a policy fits."""
+    text = ""
+    for file, found in files(results, "planners.json"):
+        policies = list(dict.fromkeys(name for row in found["summary"] for name in row["mean_ratio"]))
+        lines = []
+        for row in found["summary"]:
+            cells = [
+                "-" if row["mean_ratio"].get(p) is None else f"{row['mean_ratio'][p]:.3f} ({row['fits'][p]})"
+                for p in policies
+            ]
+            lines.append([row["case"], str(row["budgets"]), *cells])
+        text += table(["network (batch), GPU", "budgets", *(f"`{p}`" for p in policies)], lines)
+        text += origin(file, found, "planners.py")
+    return text
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------------
+
+COLUMNS = (
+    ("base(p)", ""), ("keep(p)", ""), ("vdnn:all(p)", ""), ("vdnn++:all(p)", ""), ("vdnn:conv(p)", ""),
+    ("vdnn++:conv(p)", ""), ("best", "75%"), ("best", "60%"), ("best", "least"),
+)  # fmt: skip
+"""Modes and budgets of the short table; rows that a file does not have leave their column out."""
+
+
+def modes(results: Path) -> str:
+    """README: what a mode costs, one line for each network and precision."""
+    text = ""
+    for file, found in files(results, "modes-*.json"):
+        rows = {(setting(r), r["mode"], r["budget"]): r for r in found["rows"].values()}
+        columns = [c for c in COLUMNS if any(key[1:] == c for key in rows)]
+        lines = [
+            [name, *(mode_cell(rows.get((name, *column))) for column in columns)]
+            for name in dict.fromkeys(key[0] for key in rows)
+        ]
+        head = ["network, batch", *(f"`{mode}`{f' in {budget}' if budget else ''}" for mode, budget in columns)]
+        text += picture(f"images per second against memory on {found['card']}", file, "docs/images")
+        text += table(head, lines) + origin(file, found, "modes.py")
+    return text
+
+
+def all_modes(results: Path) -> str:
+    """Every row of the modes bench."""
+    text = ""
+    for file, found in files(results, "modes-*.json"):
+        text += heading(f"Memory modes on {found['card']}")
+        text += picture("images per second against memory", file, "images")
+        for name, rows in groupby(found["rows"].values(), key=setting):
+            lines = [
+                [f"`{r['mode']}`", r["budget"] or "-", milliseconds(r.get("ms")),
+                 f"{r['images_per_s']:.0f}" if r["fits"] else "-",
+                 *(size(r.get(k)) for k in ("peak_bytes", "arena_bytes", "pinned_bytes", "offloaded_bytes")),
+                 stalls(r.get("stall_ms")), *simulated(r)]
+                for r in rows
+            ]  # fmt: skip
+            head = ["mode", "budget", "ms", "images/s", "peak", "arena", "pinned", "offloaded", "stalls ms",
+                    "simulated ms", "error", "bound ms"]  # fmt: skip
+            text += heading(name) + table(head, lines)
+        text += origin(file, found, "modes.py")
+    return text
+
+
+def peers(results: Path) -> str:
+    """minidnn beside PyTorch: a line for each network, a column for each of the two's ways."""
+    text = ""
+    for file, found in files(results, "peers-*.json"):
+        rows = [(*key.split(": ", 1), row) for key, row in found["rows"].items()]
+        ways = list(dict.fromkeys(way for _, way, _ in rows))
+        cells = {(case, way): row for case, way, row in rows}
+        lines = [
+            [case, *(peer_cell(cells.get((case, way))) for way in ways)]
+            for case in dict.fromkeys(case for case, _, _ in rows)
+        ]
+        head = ["network", *(way if way.startswith("torch") else f"minidnn `{way}`" for way in ways)]
+        text += table(head, lines) + origin(file, found, "peers.py")
+    return text
+
+
+def kernels(results: Path) -> str:
+    """Our own CUDA kernels against the card's copy rate."""
+    text = ""
+    for file, found in files(results, "kernels-*.json"):
+        rows = found["kernels"]
+        good = sum(row["share"] >= 0.8 for row in rows)
+        right = "all right" if all(r["right"] for r in rows) else f"{sum(r['right'] for r in rows)} right"
+        text += (
+            f"{len(rows)} cases, {right}; {good} reach 80 % or more of the card's copy rate, "
+            f"{found['copy_GBps']:.0f} GB/s read and written.\n\n"
+        )
+        lines = [
+            [r["kernel"], f"{r['ms']:.4f}", f"{r['GB/s']:.0f}", f"{100 * r['share']:.0f} %", f"{r['error']:.1e}"]
+            for r in rows
+        ]
+        text += table(["kernel", "ms", "GB/s", "of copy rate", "error"], lines) + origin(file, found, "kernels.py")
+    return text
+
+
+def convolutions(results: Path) -> str:
+    """The convolutions of VGG-16 through cuDNN: the fastest plans, and the fastest without workspace, added up."""
+    text = ""
+    for file, found in files(results, "convolutions-*.json"):
+        lines = []
+        for precision in dict.fromkeys(r["precision"] for r in found["plans"]):
+            rows = [r for r in found["plans"] if r["precision"] == precision]
+            sums = []
+            for rule in (lambda r: True, lambda r: r["deterministic"], lambda r: r["workspace"] == 0):
+                best: dict[tuple[str, str], float] = {}
+                for r in filter(rule, rows):
+                    key = (r["layer"], r["function"])
+                    best[key] = min(best.get(key, r["ms"] * r["times"]), r["ms"] * r["times"])
+                sums.append(f"{sum(best.values()):.2f} ({len(best)})")
+            lines.append([precision, str(len(rows)), *sums])
+        head = ["precision", "plans", "fastest, ms (problems)", "deterministic", "without workspace"]
+        text += table(head, lines) + origin(file, found, "convolutions.py")
+    return text
+
+
+# -- on a CPU ----------------------------------------------------------------------------------------------------------
+
+
+def host(results: Path) -> str:
+    """Host convolutions, the codec, the run-time pool, and densities of trained activations."""
+    return host_convolutions(results) + codec(results) + pool(results) + activations(results)
+
+
+def host_convolutions(results: Path) -> str:
+    """Convolutions of VGG-16 on the host as shares of sgemm."""
+    text = ""
+    for file, found in files(results, "host_conv*.json"):
+        shares = [f"{100 * found['share_of_sgemm'][way]:.0f} %" for way in ("forward", "data", "filter")]
+        line = [str(found["batch"]), found["openblas_coretype"], f"{found['sgemm_gflops']:.0f}", *shares]
+        head = ["batch", "OpenBLAS core", "sgemm GFLOP/s", "forward", "data gradient", "filter gradient"]
+        text += heading("VGG-16's convolutions on the host, as shares of sgemm")
+        text += table(head, [line]) + origin(file, found, "host_conv.py")
+    return text
+
+
+def codec(results: Path) -> str:
+    """Zero-value compression: GB/s of unpacked data on one core."""
+    text = ""
+    for file, found in files(results, "zvc_*.json"):
+        lines = [
+            [f"{r['bits']} bits", r["zeros"], f"{r['density']:.2f}", f"{r['packed_share']:.3f}",
+             *(f"{r['gb_per_s'][k]['best']:.1f}" for k in ("memcpy_1", "compress_1", "decompress_1"))]
+            for r in found["rows"]
+        ]  # fmt: skip
+        head = ["values", "zeros", "density", "packed / raw", "memcpy GB/s", "pack GB/s", "unpack GB/s"]
+        text += heading("Zero-value codec, one core") + table(head, lines) + origin(file, found, "zvc.py")
+    return text
+
+
+def pool(results: Path) -> str:
+    """The run-time pool: microseconds of an allocation and a free."""
+    text = ""
+    for file, found in files(results, "pool_*.json"):
+        fits = list(dict.fromkeys(r["fit"] for r in found["rows"]))
+        best = {(r["live"], r["fit"]): r["best_us"] for r in found["rows"]}
+        lines = [
+            [f"{live:,}", *(f"{best[live, fit]:.1f}" if (live, fit) in best else "-" for fit in fits)]
+            for live in dict.fromkeys(r["live"] for r in found["rows"])
+        ]
+        text += heading("Run-time pool, microseconds for an allocation and a free")
+        text += table(["live blocks", *fits], lines) + origin(file, found, "pool.py")
+    return text
+
+
+def activations(results: Path) -> str:
+    """What compression saves of the offloaded activations of trained networks."""
+    text = ""
+    for file, found in files(results, "activations_*.json"):
+        lines = [
+            [n["network"], "x".join(map(str, n["input"])), str(n["batch"]), str(n["steps"]),
+             f"{100 * n['test_accuracy']:.1f} %", f"{n['trained']['density']:.2f}", f"{100 * n['saved']:.0f} %",
+             f"{100 * n['saved_at_paper_size']:.0f} %", f"{100 * found['published_saved'][n['network']]:.0f} %"]
+            for n in found["networks"]
+        ]  # fmt: skip
+        head = ["network", "input", "batch", "steps", "test accuracy", "density", "saved", "at the paper's size",
+                "published (ImageNet)"]  # fmt: skip
+        text += heading("Compression of the activations of networks trained on digits")
+        text += table(head, lines) + origin(file, found, "activations.py")
+    return text
+
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
+def setting(row: Result) -> str:
+    """Network, batch, precision and graph of a row of the modes bench."""
+    network = row["network"].rpartition(":")[0]
+    return f"{network} ({row['batch']}), {row['precision']}, {row['target']}"
+
+
+def picture(what: str, file: str, folder: str) -> str:
+    """The picture of a result file, where it was drawn; `folder` as the page that shows it sees it."""
+    name = Path(file).with_suffix(".png").name
+    return f"![{what}]({folder}/{name})\n\n" if (IMAGES / name).exists() else ""
+
+
+def mode_cell(row: Result | None) -> str:
+    """Time and memory of a mode."""
+    if row is None:
+        return "-"
+    if not row["fits"]:
+        return "does not fit"
+    return f"{format_ms(row['ms'])} ms, {row['peak_bytes'] / GiB:.1f} GiB"
+
+
+def peer_cell(row: Result | None) -> str:
+    """Time and memory of a framework; PyTorch's time includes the copy of the batch, as ours does."""
+    if row is None:
+        return "-"
+    return f"{format_ms(row.get('ms_with_copy', row['ms']))} ms, {row['peak_bytes'] / GiB:.1f} GiB"
+
+
+def stalls(by_cause: Mapping[str, float] | None) -> str:
+    """Causes that stalled an iteration for long enough to say so."""
+    parts = [f"{cause} {ms:.1f}" for cause, ms in (by_cause or {}).items() if ms >= 0.05]
+    return ", ".join(parts) or "-"
+
+
+def simulated(row: Result) -> list[str]:
+    """What the simulator said, its error, and the lower bound."""
+    said, bounds = row.get("simulated") or {}, row.get("bounds") or {}
+    error = said.get("error_percent")
+    return [milliseconds(said.get("ms")), "-" if error is None else f"{error:+.1f} %", milliseconds(bounds.get("ms"))]
+
+
+PARTS: Mapping[str, Sequence[tuple[str, Callable[[Path], str]]]] = {
+    "readme": (
+        ("""**Memory as the vDNN++ paper counts it** (Table V). The paper's pool places tensors at run time, and
+fragments; minidnn places them all beforehand.""", memory),
+        ("**Networks of more than a hundred layers** (Table IV), simulated on a modelled GTX 1080 Ti.", deep),
+        ("**Planners**: time over the lower bound, mean over the budgets that a policy can keep (how many), simulated.",
+         planners),
+        ("**Memory modes on a GPU**: time of an iteration, and device memory in use at most.", modes),
+        ("""**Beside PyTorch** on the same card, in one run: an iteration with the copy of its batch, and device memory
+in use at most.""", peers),
+    ),
+    "page": (
+        ("""## vDNN++: pools, pinned memory, fragmentation
+
+"Ours" counts the network's input twice, as the paper did; "needed" counts it once.""", paper_tables),
+        ("""## vDNN++, Table IV
+
+Simulated on a modelled GTX 1080 Ti.""", deep),
+        ("""## vDNN++, Figure 9 and section V-A
+
+Simulated on modelled cards. The improvement is (vDNN - vDNN++) / (vDNN - base). Where the paper prints no number there
+is a dash.
+
+![Speed of each mode relative to base(p)](images/figure_9.png)""", figure_9),
+        ("""## Beaumont et al., Figure 2
+
+Time over the lower bound, mean over the budgets that a policy can keep (how many of them), simulated.""", planners),
+        ("## Memory modes on a GPU", all_modes),
+        ("""## Beside PyTorch
+
+The same networks on the same card in one run: an iteration with the copy of its batch, and device memory in use at
+most.""", peers),
+        ("## CUDA kernels", kernels),
+        ("""## VGG-16's convolutions through cuDNN
+
+Sums over the network, forward and both gradients (in parentheses the number of different problems).""", convolutions),
+        ("## On the host", host),
+    ),
+}  # fmt: skip
+"""The parts by name: an introduction and what makes the tables."""

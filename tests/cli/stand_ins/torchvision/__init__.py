@@ -1,0 +1,1 @@
+"""A stand-in: what the documentation asks torchvision for, with weights that come from no network."""
