@@ -62,6 +62,7 @@ STEPS = (
     Step("kernels", gpu=True),
     Step("convolutions", gpu=True),
     Step("peers", gpu=True),
+    Step("peers", ("--peers", "out-of-core", "--networks", "vgg16:256", "--precisions", "fp32", "bf16"), gpu=True),
     *(modes("vgg16:256", precision) for precision in ("fp32", "tf32", "bf16")),
     modes("alexnet:256", "fp32"), modes("table3:256", "fp32", "paper"), modes("vgg116:32", "fp32"),
     modes("vgg191:32", "fp32"),

@@ -176,18 +176,17 @@ def all_modes(results: Path) -> str:
 
 
 def peers(results: Path) -> str:
-    """minidnn beside PyTorch: a line for each network, a column for each of the two's ways."""
+    """minidnn beside PyTorch: a line for each way to train, a column for each network."""
     text = ""
     for file, found in files(results, "peers-*.json"):
-        rows = [(*key.split(": ", 1), row) for key, row in found["rows"].items()]
-        ways = list(dict.fromkeys(way for _, way, _ in rows))
-        cells = {(case, way): row for case, way, row in rows}
+        cells = {tuple(key.split(": ", 1)): row for key, row in found["rows"].items()}
+        networks, ways = (list(dict.fromkeys(key[k] for key in cells)) for k in (0, 1))
         lines = [
-            [case, *(peer_cell(cells.get((case, way))) for way in ways)]
-            for case in dict.fromkeys(case for case, _, _ in rows)
-        ]
-        head = ["network", *(way if way.startswith("torch") else f"minidnn `{way}`" for way in ways)]
-        text += table(head, lines) + origin(file, found, "peers.py")
+            [way.replace("torch", "PyTorch", 1) if way.startswith("torch") else f"minidnn `{way}`",
+             *(peer_cell(cells.get((network, way))) for network in networks)]
+            for way in ways
+        ]  # fmt: skip
+        text += table(["", *networks], lines) + origin(file, found, "peers.py")
     return text
 
 
@@ -321,10 +320,12 @@ def mode_cell(row: Result | None) -> str:
 
 
 def peer_cell(row: Result | None) -> str:
-    """Time and memory of a framework; PyTorch's time includes the copy of the batch, as ours does."""
+    """Time and memory. PyTorch's time includes the copy of the batch, as ours does; its memory is what it has in use
+    once its allocator has given back what choosing algorithms took."""
     if row is None:
         return "-"
-    return f"{format_ms(row.get('ms_with_copy', row['ms']))} ms, {row['peak_bytes'] / GiB:.1f} GiB"
+    nbytes = row.get("steady_peak_bytes", row["peak_bytes"])
+    return f"{format_ms(row.get('ms_with_copy', row['ms']))} ms, {nbytes / GiB:.1f} GiB"
 
 
 def stalls(by_cause: Mapping[str, float] | None) -> str:

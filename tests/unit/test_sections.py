@@ -1,0 +1,127 @@
+"""The generated parts of the documentation take whatever rows the result files have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.markdown import origin, table
+from bench.sections import PARTS, all_modes, convolutions, modes, peers, planners, rewritten
+
+HERE: dict[str, Any] = {
+    "cpu": "a processor", "cores": 2, "python": "3.12", "versions": {"numpy": "2.4", "torch": None},
+    "date": "2026-01-02", "commit": "0123456789abcdef+",
+}  # fmt: skip
+GIB = 2**30
+
+
+def mode_row(mode: str, budget: str = "", **more: Any) -> dict[str, Any]:
+    """A row of the modes bench that fits, unless `more` says otherwise."""
+    return {
+        "network": "vgg16:64", "batch": 64, "precision": "fp32", "target": "native", "mode": mode, "budget": budget,
+        "fits": True, "ms": 50.0, "images_per_s": 1280.0, "peak_bytes": 2 * GIB, "arena_bytes": GIB, "pinned_bytes": 0,
+        "offloaded_bytes": 0, "stall_ms": {"offload": 1.5, "prefetch": 0.01}, "simulated": {"ms": 51.0,
+        "error_percent": 2.0}, "bounds": {"ms": 45.0}, "environment": HERE, **more,
+    }  # fmt: skip
+
+
+REFUSED: dict[str, Any] = {
+    "fits": False, "needed_bytes": GIB, "ms": None, "peak_bytes": None, "simulated": None, "bounds": None
+}  # fmt: skip
+
+
+def write(folder: Path, name: str, found: Any) -> None:
+    """A result file."""
+    (folder / name).write_text(json.dumps(found), encoding="utf-8")
+
+
+def cells(text: str) -> list[list[str]]:
+    """The rows of the tables in a text, headers included."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_a_line_for_each_network_and_a_column_for_each_mode_that_has_rows(tmp_path: Path) -> None:
+    rows = [
+        mode_row("base(p)"), mode_row("best", "60%", ms=60.0),
+        mode_row("base(p)", network="alexnet:256", batch=256, precision="bf16", **REFUSED),
+    ]  # fmt: skip
+    write(tmp_path, "modes-A-Card.json", {"card": "A Card", "rows": {str(i): row for i, row in enumerate(rows)}})
+    text = modes(tmp_path)
+    assert cells(text) == [
+        ["network, batch", "`base(p)`", "`best` in 60%"],
+        ["vgg16 (64), fp32, native", "50.00 ms, 2.0 GiB", "60.00 ms, 2.0 GiB"],
+        ["alexnet (256), bf16, native", "does not fit", "-"],
+    ]
+    assert "A Card, a processor (2 cores), Python 3.12, numpy 2.4; 2026-01-02; commit 0123456789+" in text
+
+
+def test_every_row_of_the_modes_bench_is_shown_with_the_simulators_error(tmp_path: Path) -> None:
+    rows = {"a": mode_row("keep(m)"), "b": mode_row("unheard-of", "4GiB", **REFUSED)}
+    write(tmp_path, "modes-X.json", {"card": "X", "rows": rows})
+    first, second = cells(all_modes(tmp_path))[1:]
+    assert (first[0], first[2], first[8:]) == ("`keep(m)`", "50.00", ["offload 1.5", "51.00", "+2.0 %", "45.00"])
+    assert (second[:4], second[4], second[9:]) == (["`unheard-of`", "4GiB", "-", "-"], "-", ["-", "-", "-"])
+
+
+def test_pytorchs_time_has_the_batchs_copy_and_its_memory_is_the_steady_one(tmp_path: Path) -> None:
+    rows = {
+        "vgg16 batch 64 fp32: base": {"ms": 50.0, "peak_bytes": 3 * GIB, "environment": HERE},
+        "vgg16 batch 64 fp32: torch eager": {
+            "ms": 51.0, "ms_with_copy": 52.0, "peak_bytes": 9 * GIB, "steady_peak_bytes": 4 * GIB, "environment": HERE,
+        },
+        "vgg16 batch 64 bf16: torch eager": {"ms": 20.0, "peak_bytes": 2 * GIB, "environment": HERE},
+    }  # fmt: skip
+    write(tmp_path, "peers-X.json", {"card": "X", "rows": rows})
+    assert cells(peers(tmp_path)) == [
+        ["", "vgg16 batch 64 fp32", "vgg16 batch 64 bf16"],
+        ["minidnn `base`", "50.00 ms, 3.0 GiB", "-"],
+        ["PyTorch eager", "52.00 ms, 4.0 GiB", "20.00 ms, 2.0 GiB"],
+    ]
+
+
+def test_planners_that_never_fit_have_a_dash(tmp_path: Path) -> None:
+    row = {"case": "VGG", "budgets": 20, "mean_ratio": {"best": 1.05, "tflms": None}, "fits": {"best": 20, "tflms": 0}}
+    write(tmp_path, "planners.json", {**HERE, "summary": [row]})
+    assert cells(planners(tmp_path)) == [
+        ["network (batch), GPU", "budgets", "`best`", "`tflms`"], ["VGG", "20", "1.050 (20)", "-"]
+    ]  # fmt: skip
+
+
+def test_convolutions_add_up_the_fastest_plan_of_each_problem_as_often_as_it_occurs(tmp_path: Path) -> None:
+    def plan(layer: str, ms: float, times: int, workspace: int, deterministic: bool = True) -> dict[str, Any]:
+        return {"precision": "fp32", "layer": layer, "function": "f", "ms": ms, "times": times, "workspace": workspace,
+                "deterministic": deterministic}  # fmt: skip
+
+    plans = [plan("a", 1.0, 2, 8, False), plan("a", 2.0, 2, 0), plan("b", 3.0, 1, 4)]
+    write(tmp_path, "convolutions-X.json", {"card": "X", "environment": HERE, "plans": plans})
+    assert cells(convolutions(tmp_path))[1] == ["fp32", "3", "5.00 (2)", "7.00 (2)", "4.00 (1)"]
+
+
+def test_rows_of_several_machines_name_them_all() -> None:
+    other = {**HERE, "cpu": "another", "date": "2026-01-05", "commit": None}
+    text = origin("f.json", {"rows": {"a": {"environment": HERE}, "b": {"environment": other}}}, "bench.py")
+    assert "a processor (2 cores), Python 3.12, numpy 2.4; another (2 cores), Python 3.12, numpy 2.4;" in text
+    assert "2026-01-02 to 2026-01-05; commit 0123456789+, unknown" in text
+
+
+def test_a_table_without_lines_is_nothing() -> None:
+    assert table(["a", "b"], []) == ""
+
+
+def test_a_part_that_nobody_makes_is_an_error() -> None:
+    with pytest.raises(KeyError, match="unheard"):
+        rewritten("<!-- results: unheard -->\n<!-- end of unheard -->\n")
+
+
+def test_text_outside_of_marks_stays() -> None:
+    page = "before <!-- results: something\n<!-- end of page -->\nafter\n"
+    assert rewritten(page) == page
+
+
+def test_parts_make_something_of_the_projects_own_results() -> None:
+    for name in PARTS:
+        assert "|---" in rewritten(f"<!-- results: {name} -->\n<!-- end of {name} -->\n")
