@@ -11,6 +11,7 @@ import pytest
 from bench import modes
 from bench.modes import Spec, improvements, main, misses, specs
 from bench.rows import Rows
+from bench.tradeoff import Point, points, written
 
 SETTING = "smallvgg:32 fp32 native"
 
@@ -100,3 +101,32 @@ def test_improvement_is_the_papers() -> None:
     assert list(misses(rows, [found])) == ["table3:256 fp32 paper: base(m): the simulator is +7.0 % off"]
     slower = {**found, "gain": -0.02}
     assert "is slower than vdnn:conv(m) by 2.0%" in next(iter(misses({}, [slower])))
+
+
+def test_modes_and_peers_meet_in_one_plot(tmp_path: Path) -> None:
+    """Those of one network and precision, with the peer's memory once its allocator is tidy."""
+    common = {"network": "alexnet_tv:256", "precision": "bf16", "target": "native", "fits": True, "ms": 5.0}
+    modes = {
+        "a": {**common, "mode": "vdnn++:conv(p)", "budget": "", "peak_bytes": 7},
+        "b": {**common, "mode": "best", "budget": "75%", "peak_bytes": 8},
+        "c": {**common, "mode": "base(p)", "budget": "", "fits": False, "simulated": {"ms": 4.0, "peak_bytes": 99}},
+        "d": {**common, "mode": "base(m)", "budget": "", "fits": False, "simulated": None},
+        "e": {**common, "mode": "base(m)", "budget": "", "target": "paper", "peak_bytes": 8},
+    }
+    peers = {
+        "alexnet batch 256 bf16: torch compile 0.5": {"ms_with_copy": 9.0, "peak_bytes": 5, "steady_peak_bytes": 4},
+        "alexnet batch 256 bf16: torch compile": {"ms_with_copy": 8.0, "peak_bytes": 5},
+        "alexnet batch 256 bf16: keep": {"ms": 8.0, "peak_bytes": 5},
+    }
+    found = points(modes, peers)
+    assert found == {
+        ("alexnet:256", "bf16"): [
+            Point("vdnn++", "conv(p)", 5.0, 7), Point("best", " in 75%", 5.0, 8), Point("base", "(p)", 4.0, 99, False),
+            Point("torch compile", "0.5", 9.0, 4), Point("torch compile", "", 8.0, 5),
+        ]
+    }  # fmt: skip
+    for kind, rows in (("modes", modes), ("peers", peers)):
+        (tmp_path / f"{kind}-Some-Card.json").write_text(json.dumps({"rows": rows}))
+    (path,) = written(tmp_path, tmp_path / "plots")
+    assert path.name == "tradeoff-Some-Card-alexnet-256-bf16.png"
+    assert path.stat().st_size > 5000
