@@ -19,7 +19,7 @@ from minidnn.ops import map_ops
 from minidnn.ops.array import Array
 from minidnn.ops.context import Context
 from minidnn.ops.kernels import Launcher, load_library, sequence
-from minidnn.ops.plans import FUSED, ROUNDED, Padding, Pair, PlanStore, Problem, variant_of
+from minidnn.ops.plans import FUSED, PADDED, ROUNDED, Padding, Pair, PlanStore, Problem, variant_of
 from minidnn.profile.profile import Algorithm
 from minidnn.units import round_up
 
@@ -129,8 +129,12 @@ class Plans:
             if built.build_seconds >= SLOW_BUILD:
                 with suppress(Exception):  # not every engine can be written down; it is built again then
                     blobs[name] = bytes(built.graph.serialize())
-        algorithms = tuple(replace(built.algorithm, ms=known.get(name)) for name, built in found.items())
-        self.store.put(problem.key, algorithms, blobs)
+        algorithms = [built.algorithm for built in found.values()]
+        wide = problem.padded()
+        if wide is not None:
+            more = problem.padded_bytes
+            algorithms += [replace(a, name=PADDED + a.name, workspace=more + a.workspace) for a in self.explore(wide)]
+        self.store.put(problem.key, tuple(replace(a, ms=known.get(a.name)) for a in algorithms), blobs)
         return self.store.algorithms(problem.key)
 
     def record(self, problem: Problem, times: Mapping[str, float | None]) -> None:
@@ -308,8 +312,16 @@ def _bind(on: Context, p: Problem, algorithm: str, workspace: int) -> tuple[Laun
     """The convolution, and the name of its plan: what is still to do goes by that."""
     assert on.plans is not None
     if algorithm == "default":
-        algorithm = on.plans.algorithms(p)[0].name
+        algorithm = next(a.name for a in on.plans.algorithms(p) if not a.name.startswith(PADDED))
     return on.plans.bind(p, algorithm, workspace), algorithm
+
+
+def _padded(p: Problem, workspace: int) -> dict[str, Any]:
+    """The operands of the convolution over more channels."""
+    wide = p.padded(workspace)
+    if wide is None:
+        raise DeviceError(f"a padded plan is not for {p.key}; profile this card again")
+    return dict(wide.arrays)
 
 
 def conv2d_forward(
@@ -321,6 +333,15 @@ def conv2d_forward(
         "conv2d_forward", on.precision, {"x": x, "w": w, "b": b, "y": y},
         stride=stride, padding=padding, dilation=dilation, groups=groups, relu=relu,
     )  # fmt: skip
+    if algorithm.startswith(PADDED):
+        wide = _padded(p, workspace)
+        return sequence(
+            map_ops.pad_channels(on, x=x, y=wide["x"]), map_ops.pad_channels(on, x=w, y=wide["w"]),
+            conv2d_forward(
+                on, **wide, relu=relu, stride=stride, padding=padding, dilation=dilation,
+                algorithm=algorithm.removeprefix(PADDED), workspace=workspace + p.padded_bytes,
+            ),
+        )  # fmt: skip
     launch, name = _bind(on, p, algorithm, workspace)
     if variant_of(name) == FUSED or not p.has_epilogue:
         return launch
@@ -353,6 +374,16 @@ def conv2d_backward_filter(
         "conv2d_backward_filter", on.precision, {"x": x, "dy": dy, "dw": dw},
         stride=stride, padding=padding, dilation=dilation, groups=groups,
     )  # fmt: skip
+    if algorithm.startswith(PADDED):
+        wide = _padded(p, workspace)
+        return sequence(
+            map_ops.pad_channels(on, x=x, y=wide["x"]),
+            conv2d_backward_filter(
+                on, **wide, stride=stride, padding=padding, dilation=dilation,
+                algorithm=algorithm.removeprefix(PADDED), workspace=workspace + p.padded_bytes,
+            ),
+            map_ops.cut_channels(on, x=wide["dw"], y=dw),
+        )  # fmt: skip
     launch, name = _bind(on, p, algorithm, workspace)
     if variant_of(name) != ROUNDED:
         return launch

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,14 @@ Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]
 FUSED, ROUNDED = "fused ", "rounded "
 """How the names of plans begin whose epilogue is fused, and of those that leave dW in bf16, for a cast to follow."""
+PADDED = "padded "
+"""How the names of plans begin that are plans for more channels: X and W are filled up with zeros in the workspace."""
+FORMAT = 2
+"""Of the store: one that knows no padded plans is looked at as if there were none."""
 
 
 def variant_of(name: str) -> str:
-    """What a plan's name begins with: FUSED, ROUNDED, or nothing."""
+    """What the name of a plan that is not padded begins with: FUSED, ROUNDED, or nothing."""
     return next((variant for variant in (FUSED, ROUNDED) if name.startswith(variant)), "")
 
 
@@ -71,6 +75,31 @@ class Problem:
         """What a ROUNDED plan needs beside cuDNN's workspace: dW in bf16."""
         return round_up(2 * self.operands[-1][1].size, 256)
 
+    def padded(self, workspace: int = 0) -> Problem | None:
+        """The same convolution over as many channels as 16 bytes hold, in arrays at the front of the workspace; None
+        where X does not want them. Tensor cores read 16 bytes at a time: of an image's three channels cuDNN's good
+        engines make nothing. What the zeros add to Y is zero, and what they get of dW is cut off.
+        """
+        arrays = self.arrays
+        x, w = arrays.get("x"), "dw" if "dw" in arrays else "w"
+        if x is None or self.precision == "fp32" or self.groups > 1 or "nhwc" not in x.layouts:
+            return None
+        channels = 16 // x.itemsize
+        if x.shape4[1] >= channels or x.size // x.shape4[1] >= 2**31:
+            return None
+        wide_x = x.with_channels(channels, workspace)
+        wide = {"x": wide_x, w: arrays[w].with_channels(channels, workspace + round_up(wide_x.nbytes, 256))}
+        return replace(self, operands=tuple((name, wide.get(name, array)) for name, array in self.operands))
+
+    @property
+    def padded_bytes(self) -> int:
+        """What a PADDED plan needs beside the workspace of the plan for more channels."""
+        wide = self.padded()
+        if wide is None:
+            return 0
+        pairs = zip(self.operands, wide.operands, strict=True)
+        return sum(round_up(b.nbytes, 256) for (_, a), (_, b) in pairs if a != b)
+
     @property
     def flops(self) -> int:
         """Floating-point operations."""
@@ -96,6 +125,8 @@ class PlanStore:
         if path is not None and path.exists():
             with suppress(OSError, ValueError, TypeError, KeyError):
                 text = json.loads(path.read_text())
+                if text["format"] != FORMAT:
+                    raise ValueError(text["format"])
                 link = Link(**text["link"]) if text["link"] else None
                 times = {str(key): float(ms) for key, ms in text["times"].items()}
                 self.launch_ms, self.link, self.times = float(text["launch_ms"]), link, times
@@ -141,7 +172,10 @@ class PlanStore:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             part = self.path.with_suffix(f".{os.getpid()}.tmp")
             link = asdict(self.link) if self.link else None
-            text = {"launch_ms": self.launch_ms, "link": link, "times": self.times, "plans": self.entries}
+            text = {
+                "format": FORMAT, "launch_ms": self.launch_ms, "link": link, "times": self.times,
+                "plans": self.entries,
+            }  # fmt: skip
             part.write_text(json.dumps(text))
             part.replace(self.path)
             self.changed = False

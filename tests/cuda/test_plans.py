@@ -14,7 +14,7 @@ from minidnn.errors import DeviceError
 from minidnn.graph.tensor import Role, Tensor
 from minidnn.ops.array import Array
 from minidnn.ops.cudnn_ops import COMPILED, Plans, problem
-from minidnn.ops.plans import FUSED, ROUNDED, PlanStore, Problem
+from minidnn.ops.plans import FUSED, PADDED, ROUNDED, PlanStore, Problem
 
 WINDOW: dict[str, Any] = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1)}
 Notes = Enum(
@@ -247,6 +247,31 @@ def test_a_filter_gradient_from_bf16_is_rounded_in_the_workspace(cudnn: Frontend
     assert (rounded.address, rounded.dtype, rounded.shape) == (11_024, "bfloat16", (32, 16, 3, 3))
 
 
+def image(channels: int) -> Problem:
+    """The first convolution of a network: few channels."""
+    x, y = array((8, channels, 16, 16), "bfloat16", 100), array((8, 32, 16, 16), "bfloat16", 400)
+    arrays = {"x": x, "w": array((32, channels, 3, 3), "bfloat16", 200), "y": y}
+    return problem("conv2d_forward", "bf16", arrays, **WINDOW)
+
+
+def test_a_convolution_of_few_channels_has_plans_for_more_too(cudnn: Frontend) -> None:
+    plans, p = Plans(0, PlanStore(None)), image(3)
+    found = {a.name: a.workspace for a in plans.explore(p)}
+    more = 2 * (8 * 16 * 16 * 8 + 32 * 9 * 8)
+    assert p.padded_bytes == more
+    assert [n for n in found if n.startswith(PADDED)] == [PADDED + n for n in found if not n.startswith(PADDED)]
+    assert found["padded eng2"] == found["eng2"] + more
+    assert not any(a.name.startswith(PADDED) for a in plans.explore(image(8)))
+
+
+def test_padded_plans_come_last_until_they_are_measured(cudnn: Frontend) -> None:
+    plans, p = Plans(0, PlanStore(None)), image(3)
+    names = [a.name for a in plans.algorithms(p)]
+    assert names == sorted(names, key=lambda name: name.startswith(PADDED))
+    plans.record(p, {"padded eng2": 0.25, "eng0": 0.5})
+    assert [a.name for a in plans.algorithms(p)][:2] == ["padded eng2", "eng0"]
+
+
 def test_a_plan_that_is_known_is_built_alone(cudnn: Frontend, tmp_path: Path) -> None:
     path = tmp_path / "plans.json"
     store = PlanStore(path)
@@ -281,9 +306,11 @@ def test_measured_times_are_kept_and_failures_forgotten(cudnn: Frontend) -> None
     assert {a.name: a.ms for a in plans.explore(p)}["eng2"] == 0.25
 
 
-def test_a_damaged_store_counts_as_empty(tmp_path: Path) -> None:
+def test_a_damaged_store_counts_as_empty_and_so_does_an_older_one(tmp_path: Path) -> None:
     path = tmp_path / "plans.json"
-    for text in ("{", "[]", '{"plans": {}}', '{"launch_ms": 1, "times": {}, "link": {"up": 1}, "plans": {}}'):
+    wrong_link = '{"format": 2, "launch_ms": 1, "times": {}, "link": {"up": 1}, "plans": {}}'
+    older = '{"launch_ms": 1, "times": {"a": 1}, "link": null, "plans": {"b": []}}'
+    for text in ("{", "[]", '{"plans": {}}', wrong_link, older):
         path.write_text(text)
         store = PlanStore(path)
         assert (store.entries, store.times, store.link) == ({}, {}, None)
