@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+WRITTEN = ("bench/results", "docs", "README.md")
+"""What benches write."""
 
 
 def describe(*packages: str) -> dict[str, Any]:
@@ -36,13 +38,17 @@ def cpu() -> str:
 
 
 def commit() -> str | None:
-    """The checked-out commit, with a plus sign where files differ; MINIDNN_COMMIT where there is no checkout."""
+    """The checked-out commit, with a plus sign where files differ; MINIDNN_COMMIT where there is no checkout.
+
+    Results and the pages that are written from them do not count: a run of several benches changes them as it goes.
+    """
     if "MINIDNN_COMMIT" in os.environ:
         return os.environ["MINIDNN_COMMIT"]
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
         changed = subprocess.run(
-            ["git", "status", "--porcelain", "-uno"], cwd=ROOT, capture_output=True, text=True, check=True
+            ["git", "status", "--porcelain", "-uno", "--", ".", *(f":(exclude){name}" for name in WRITTEN)],
+            cwd=ROOT, capture_output=True, text=True, check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return None
