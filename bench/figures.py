@@ -1,4 +1,4 @@
-"""Pictures of result files, and those of the documentation, which the command line draws. Needs matplotlib.
+"""The pictures in docs/images: what the command line draws, and Figure 9 of vDNN++. Needs matplotlib.
 
     python bench/figures.py [--out docs/images]
 """
@@ -18,8 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.environment import ROOT
 from bench.markdown import files
-from bench.sections import RESULTS, setting
-from minidnn.units import GiB
+from bench.sections import RESULTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,13 +32,12 @@ COMMANDS = (
     "--plot docs/images/compression.png",
 )
 """The pictures of README and docs/memory-modes.md, drawn as they say."""
-COLOURS = {"base": "#222222", "keep": "#999999", "vdnn": "#cc3311", "vdnn++": "#4477aa", "best": "#228833"}
-OTHER = "#ddaa33"
+COLOURS = {"base": "#222222", "vdnn": "#cc3311", "vdnn++": "#4477aa"}
 SETS = ("all(p)", "conv(p)", "aconv(p)", "all(m)", "conv(m)", "aconv(m)", "dyn")
 
 
 def draw(out: Path) -> Iterable[str]:
-    """Draw all pictures for which there is a result; their names."""
+    """Draw all pictures; their names."""
     for command in COMMANDS:
         *words, target = shlex.split(command)
         path = out / Path(target).name
@@ -48,10 +46,6 @@ def draw(out: Path) -> Iterable[str]:
     for _, found in files(RESULTS, "paper_figures.json"):
         figure_9(found["figure_9"], out / "figure_9.png")
         yield "figure_9.png"
-    for file, found in files(RESULTS, "modes-*.json"):
-        path = out / file.replace(".json", ".png")
-        frontier(found, path)
-        yield path.name
 
 
 def environment() -> dict[str, str]:
@@ -96,36 +90,6 @@ def _bars(axes: Axes, found: dict[str, Any], start: float) -> None:
                 axes.bar(start + i + shift, row["base_p_ms"] / row[key], 0.38, color=COLOURS[family])
         if row is not None and row["vdnnpp_ms"] is None:
             axes.text(start + i, 0.02, "x", ha="center", fontsize=8, color="#999999")
-
-
-def frontier(found: dict[str, Any], path: Path) -> None:
-    """Speed against device memory, a panel for each network and precision; every point is a row of the modes bench."""
-    from matplotlib.figure import Figure
-
-    rows = [row for row in found["rows"].values() if row["fits"]]
-    settings = list(dict.fromkeys(map(setting, rows)))
-    wide = min(3, len(settings))
-    high = -(-len(settings) // wide)
-    figure = Figure(figsize=(4.2 * wide, 3.3 * high + 0.4), dpi=110, facecolor="white", layout="constrained")
-    for k, name in enumerate(settings):
-        axes = figure.add_subplot(high, wide, k + 1)
-        for row in rows:
-            if setting(row) == name:
-                family = row["mode"].partition(":")[0].partition("(")[0]
-                axes.plot(row["peak_bytes"] / GiB, row["images_per_s"], "o", markersize=5,
-                          markerfacecolor="white" if row["mode"].endswith("(m)") else COLOURS.get(family, OTHER),
-                          color=COLOURS.get(family, OTHER))  # fmt: skip
-        axes.set_title(name, loc="left", fontsize=9, fontweight="bold")
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("device memory in use at most (GiB)", fontsize=7.5)
-        axes.set_ylabel("images per second", fontsize=7.5)
-        axes.tick_params(labelsize=7.5)
-        axes.spines[["top", "right"]].set_visible(False)
-    handles = [_patch(colour, family) for family, colour in (*COLOURS.items(), ("other planners", OTHER))]
-    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=8,
-                  title=f"{found['card']}; hollow: memory-optimal algorithms", title_fontsize=8)  # fmt: skip
-    figure.savefig(path)
 
 
 def _patch(colour: str, label: str) -> Any:

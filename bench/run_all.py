@@ -66,7 +66,7 @@ STEPS = (
     *(modes("vgg16:256", precision) for precision in ("fp32", "tf32", "bf16")),
     modes("alexnet:256", "fp32"), modes("table3:256", "fp32", "paper"), modes("vgg116:32", "fp32"),
     modes("vgg191:32", "fp32"),
-    Step("figures"),
+    Step("tradeoff"), Step("figures"),
 )  # fmt: skip
 """In the order in which they run."""
 

@@ -7,7 +7,7 @@ result file is not mentioned. Tables take the rows that the files have; none is 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from bench.markdown import Result, files, heading, megabytes, milliseconds, orig
 from minidnn.units import GiB, format_ms, format_size
 
 RESULTS = Path(__file__).resolve().parent / "results"
-IMAGES = RESULTS.parents[1] / "docs" / "images"
 MARKED = re.compile(r"(<!-- results: ([\w-]+) -->\n)(.*?)(<!-- end of \2 -->)", re.DOTALL)
 
 
@@ -149,7 +148,7 @@ def modes(results: Path) -> str:
             for name in dict.fromkeys(key[0] for key in rows)
         ]
         head = ["network, batch", *(f"`{mode}`{f' in {budget}' if budget else ''}" for mode, budget in columns)]
-        text += picture(f"images per second against memory on {found['card']}", file, "docs/images")
+        text += pictures(results, file, list(found["rows"].values())[:1], "bench/results")
         text += table(head, lines) + origin(file, found, "modes.py")
     return text
 
@@ -159,7 +158,7 @@ def all_modes(results: Path) -> str:
     text = ""
     for file, found in files(results, "modes-*.json"):
         text += heading(f"Memory modes on {found['card']}")
-        text += picture("images per second against memory", file, "images")
+        text += pictures(results, file, found["rows"].values(), "../bench/results")
         for name, rows in groupby(found["rows"].values(), key=setting):
             lines = [
                 [f"`{r['mode']}`", r["budget"] or "-", milliseconds(r.get("ms")),
@@ -304,10 +303,16 @@ def setting(row: Result) -> str:
     return f"{network} ({row['batch']}), {row['precision']}, {row['target']}"
 
 
-def picture(what: str, file: str, folder: str) -> str:
-    """The picture of a result file, where it was drawn; `folder` as the page that shows it sees it."""
-    name = Path(file).with_suffix(".png").name
-    return f"![{what}]({folder}/{name})\n\n" if (IMAGES / name).exists() else ""
+def pictures(results: Path, file: str, rows: Iterable[Result], folder: str) -> str:
+    """Time against memory, by bench/tradeoff.py, of the networks and precisions of these rows, where it was drawn;
+    `folder` is that of the results as the page sees it."""
+    card = Path(file).stem.partition("-")[2]
+    text = ""
+    for network, precision in dict.fromkeys((row["network"], row["precision"]) for row in rows):
+        name = f"tradeoff-{card}-{network.replace(':', '-')}-{precision}.png"
+        if (results / name).exists():
+            text += f"![Time against memory: {network}, {precision}]({folder}/{name})\n\n"
+    return text
 
 
 def mode_cell(row: Result | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,18 @@ def test_every_row_of_the_modes_bench_is_shown_with_the_simulators_error(tmp_pat
     first, second = cells(all_modes(tmp_path))[1:]
     assert (first[0], first[2], first[8:]) == ("`keep(m)`", "50.00", ["offload 1.5", "51.00", "+2.0 %", "45.00"])
     assert (second[:4], second[4], second[9:]) == (["`unheard-of`", "4GiB", "-", "-"], "-", ["-", "-", "-"])
+
+
+def test_the_first_rows_picture_is_in_readme_and_every_one_on_the_page(tmp_path: Path) -> None:
+    rows = [mode_row("base(p)"), mode_row("base(p)", precision="bf16"), mode_row("base(p)", network="alexnet:256")]
+    write(tmp_path, "modes-A-Card.json", {"card": "A Card", "rows": {str(i): row for i, row in enumerate(rows)}})
+    assert "![" not in modes(tmp_path) + all_modes(tmp_path)
+    for name in ("vgg16-64-fp32", "vgg16-64-bf16"):
+        (tmp_path / f"tradeoff-A-Card-{name}.png").touch()
+    assert re.findall(r"\]\((.*)\)", modes(tmp_path)) == ["bench/results/tradeoff-A-Card-vgg16-64-fp32.png"]
+    assert re.findall(r"\]\((.*)\)", all_modes(tmp_path)) == [
+        "../bench/results/tradeoff-A-Card-vgg16-64-fp32.png", "../bench/results/tradeoff-A-Card-vgg16-64-bf16.png"
+    ]  # fmt: skip
 
 
 def test_pytorchs_time_has_the_batchs_copy_and_its_memory_is_the_steady_one(tmp_path: Path) -> None:
