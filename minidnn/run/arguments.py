@@ -1,4 +1,4 @@
-"""What a trainer refuses to be made of: one sentence each, before anything is opened."""
+"""What a trainer refuses to be made of and to be fed with: one sentence each, before anything is opened or begun."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from minidnn.arguments import count, is_count, number, sample_shape, shown
 from minidnn.device.base import Device
-from minidnn.errors import ArgumentError
+from minidnn.errors import ArgumentError, DataError
 from minidnn.nn.loss import Loss
 from minidnn.nn.sequential import Sequential
 from minidnn.optim import Optimizer
@@ -46,9 +46,35 @@ def shape_for(net: Sequential, given: object) -> tuple[int, ...]:
     return sample_shape(shape)
 
 
-def as_array(argument: str, value: object) -> np.ndarray:
-    """What a user gives as an array of numbers."""
+def checked_images(x: object, shape: tuple[int, ...], most: int | None = None) -> np.ndarray:
+    """A batch of 1 to `most` samples of this shape, as an array of real numbers."""
+    array = _as_array("x", x)
+    if array.shape[1:] != shape or not 1 <= len(array) <= (most or len(array)):
+        rows = f"1 to {most}" if most else "1 or more"
+        raise ArgumentError(f"x has shape {list(array.shape)}; expected {rows} rows of {list(shape)}")
+    return _real("x", array)
+
+
+def checked_labels(y: object, shape: tuple[int, ...], classes: int | None) -> np.ndarray:
+    """What the loss compares with, of this shape: integers below `classes`, or (None) real numbers."""
+    array = _real("y", _as_array("y", y))
+    if array.shape != shape:
+        raise ArgumentError(f"y has shape {list(array.shape)}; expected {list(shape)}")
+    if classes is not None and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= classes):
+        raise DataError(
+            f"y has labels of {array.dtype} from {array.min()} to {array.max()}; expected integers 0 to {classes - 1}"
+        )
+    return array
+
+
+def _as_array(argument: str, value: object) -> np.ndarray:
     try:
         return np.asarray(value)
     except (TypeError, ValueError):
         raise ArgumentError(f"{argument} is {shown(value)}; it must be an array of numbers") from None
+
+
+def _real(argument: str, array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind not in "biuf":
+        raise ArgumentError(f"{argument} is {array.dtype}; it must be real numbers")
+    return array

@@ -12,7 +12,7 @@ import numpy as np
 from minidnn.data.loader import Slot
 from minidnn.device.base import Device, Event
 from minidnn.device.open import open_device
-from minidnn.errors import ArgumentError, DataError, NonFiniteLoss, add_note
+from minidnn.errors import ArgumentError, NonFiniteLoss, add_note
 from minidnn.graph.graph import Target
 from minidnn.nn.loss import Loss
 from minidnn.nn.sequential import Sequential
@@ -21,7 +21,7 @@ from minidnn.plan.compress import report
 from minidnn.plan.registry import parse_mode
 from minidnn.profile.profile import Algorithm
 from minidnn.run.adaptive import Adaptive
-from minidnn.run.arguments import as_array, check_numbers, check_parts, shape_for
+from minidnn.run.arguments import check_numbers, check_parts, checked_images, checked_labels, shape_for
 from minidnn.run.choose import Options
 from minidnn.run.executor import Executor
 from minidnn.run.observe import GradientObserver
@@ -358,31 +358,15 @@ class Trainer:
         if self._failed:
             raise ArgumentError("trainer stopped in an iteration that failed; close it and open a new one")
 
-    def _fill(self, slot: BatchSlot, x: np.ndarray, y: np.ndarray | None) -> int:
-        x = as_array("x", x)
-        rows = len(x) if x.ndim else 0
-        if x.shape[1:] != self.sample_shape or not 1 <= rows <= self.batch:
-            raise ArgumentError(
-                f"x has shape {list(x.shape)}; expected 1 to {self.batch} rows of {list(self.sample_shape)}"
-            )
-        if x.dtype.kind not in "biuf":
-            raise ArgumentError(f"x is {x.dtype}; it must be real numbers")
+    def _fill(self, slot: BatchSlot, x: np.ndarray, y: np.ndarray | None = None) -> int:
+        x = checked_images(x, self.sample_shape, self.batch)
+        rows = len(x)
         with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and the loss with it
             slot.array("input")[:rows] = x
-        if y is None:
-            return rows
-        y, labels = as_array("y", y), slot.array("labels")
-        if y.dtype.kind not in "biuf":
-            raise ArgumentError(f"y is {y.dtype}; it must be real numbers")
-        if y.shape != (rows, *labels.shape[1:]):
-            raise ArgumentError(f"y has shape {list(y.shape)}; expected {[rows, *labels.shape[1:]]}")
-        if labels.dtype == np.int64:
-            classes = self._output_shape[1]
-            if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= classes:
-                raise DataError(
-                    f"y has labels of {y.dtype} from {y.min()} to {y.max()}; expected integers 0 to {classes - 1}"
-                )
-        labels[:rows] = y
+        if y is not None:
+            places = slot.array("labels")[:rows]
+            classes = self._output_shape[1] if places.dtype == np.int64 else None
+            places[...] = checked_labels(y, places.shape, classes)
         return rows
 
     # -- whole data sets -------------------------------------------------------------------------------------------
@@ -402,12 +386,10 @@ class Trainer:
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Logits for x [rows,C,H,W], any number of rows; [rows, classes], float32 (in fp64 float64)."""
         self.check_usable()
-        x = as_array("x", x)
+        x = checked_images(x, self.sample_shape)
         slot, outputs = self._slots[0].batch, []
-        if x.shape[1:] != self.sample_shape or not len(x):
-            raise ArgumentError(f"x has shape {list(x.shape)}; expected 1 or more rows of {list(self.sample_shape)}")
         for start in range(0, len(x), self.micro_batch):
-            rows = self._fill(slot, x[start : start + self.micro_batch], None)
+            rows = self._fill(slot, x[start : start + self.micro_batch])
             executor = self.programs.executor(Purpose(train=False, loss=False), rows)
             slot.select(0, 0, {})
             with self._failing(False, self.step_count):
