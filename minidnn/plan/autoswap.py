@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from minidnn.memory.trace import GRANULARITY
 from minidnn.plan.greedy import algorithm_choices, smallest_prefix, with_room
 from minidnn.plan.mode import Proposals, Request
-from minidnn.plan.nowait import Option, search
-from minidnn.plan.outline import Outline, outline_of
+from minidnn.plan.nowait import Option, planned
+from minidnn.plan.outline import Outline
 from minidnn.profile.profile import Algorithm
 from minidnn.units import round_up
 
@@ -27,8 +27,7 @@ CHOICES = 3
 
 def autoswap(request: Request) -> Proposals:
     """The fastest of the sets that some weights choose."""
-    outline = outline_of(request)
-    yield from search(outline, request, lambda pool: autoswap_options(outline, request, pool))
+    yield from planned(request, autoswap_options)
 
 
 def autoswap_options(outline: Outline, request: Request, pool: int) -> Iterator[Option]:

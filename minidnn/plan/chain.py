@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
-from math import inf
 
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
 SLACK = 1e-6
 """Bytes that floating point may be off."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chain:
     """Sizes in bytes, times in ms, `rate` in bytes per ms, `memory` the device's bytes (the paper's M_GPU).
 
@@ -54,38 +58,22 @@ class Chain:
     def idle_ms(self, amounts: Sequence[float]) -> float:
         """Idle time of the no-wait ordered schedule that offloads `amounts[i]` bytes of x_i (i = 0..L); infinite where
         it cannot be. Equations (1) to (9)."""
-        held_f, left, ahead, idle = self.x[0], 0.0, 0.0, 0.0  # M_F, D_F, D_B
-        for i, amount in enumerate(amounts):
-            held_b = self.y[i] + max(0.0, ahead) + held_f - max(0.0, left)
-            forward = held_f + self.ex_f[i] + self.x[i + 1] - self.memory
-            backward = held_b + self.ex_b[i] + self.x[i + 1] + self.y[i + 1] - self.memory
-            if max(forward - max(0.0, left), backward - max(0.0, ahead)) > SLACK:
-                return inf
-            wait_f, wait_b = max(0.0, forward / self.rate), max(0.0, backward / self.rate)
-            idle += wait_f + wait_b
-            sent, brought = (wait_f + self.u_f[i]) * self.rate, (wait_b + self.u_b[i]) * self.rate
-            waiting = max(0.0, left) + amount
-            held_f += self.x[i + 1] - min(waiting, sent)
-            left = (waiting if amount else left) - sent
-            ahead = amount + max(0.0, ahead - brought) if amount else ahead - brought
-        return idle + self.turn_ms(held_f, left, ahead)
+        from minidnn.plan import loops  # numba, when there is something to plan
+
+        return float(loops.idle_ms(*self._columns, np.array(amounts, np.float64), SLACK))
 
     def turn_ms(self, held_f: float, left: float, ahead: float) -> float:
         """Idle time between the phases (Lemma 4), from M_F, D_F and D_B of index L + 1."""
-        top = self.last + 1
-        held_b = self.y[top] + max(0.0, ahead) + held_f - max(0.0, left)
-        wait = max(0.0, (left + ahead) / self.rate)
-        later = time_b = time_f = 0.0  # sum of |x_i| for i > j + 1, of u_B_i and u_F_i for i > j
-        for j in range(self.last, -1, -1):
-            if time_b * self.rate < -ahead:
-                need = self.ex_b[j] + self.y[j] + self.y[j + 1] - later
-                wait = max(wait, (need + held_f - self.memory) / self.rate - time_b)
-            if time_f * self.rate < -left:
-                need = self.ex_f[j] - self.y[top] - later
-                wait = max(wait, (need + held_b - self.memory) / self.rate - time_f)
-            later += self.x[j + 1]
-            time_b, time_f = time_b + self.u_b[j], time_f + self.u_f[j]
-        return wait
+        from minidnn.plan import loops
+
+        return float(loops.turn_ms(*self._columns, held_f, left, ahead))
+
+    @cached_property
+    def _columns(self) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats, float, float]:
+        """The sequences as arrays, the numbers as they are."""
+        columns = (self.x, self.y, self.u_f, self.u_b, self.ex_f, self.ex_b)
+        x, y, u_f, u_b, ex_f, ex_b = (np.array(column, np.float64) for column in columns)
+        return x, y, u_f, u_b, ex_f, ex_b, float(self.rate), float(self.memory)
 
     def fractional_ms(self) -> float:
         """Time of the fastest schedule if tensors could leave in part (Theorem 2): the first M_peak - M_GPU bytes."""

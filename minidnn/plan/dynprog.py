@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from minidnn.plan.chain import SLACK, Chain
 from minidnn.plan.greedy import algorithm_choices, with_room
 from minidnn.plan.mode import Proposals, Request
-from minidnn.plan.nowait import Option, search
-from minidnn.plan.outline import Outline, layers_of, outline_of
+from minidnn.plan.nowait import Option, planned
+from minidnn.plan.outline import Outline, layers_of
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -37,8 +37,7 @@ CHOICES = 3
 
 def dynprog(request: Request) -> Proposals:
     """The set that Algorithm 1 finds, executed with whole copies."""
-    outline = outline_of(request)
-    yield from search(outline, request, lambda pool: dynprog_options(outline, request, pool))
+    yield from planned(request, dynprog_options)
 
 
 def dynprog_options(outline: Outline, request: Request, pool: int) -> Iterator[Option]:
@@ -106,6 +105,7 @@ def best_set(chain: Chain, states: int = STATES) -> Found | None:
 
 def _spared(chain: Chain, offload: list[bool]) -> Found:
     """Let stay what can for the same idle time: runs of the set, the longest and the last first."""
+
     def idle_ms(chosen: list[bool]) -> float:
         return chain.idle_ms([nbytes * leaves for nbytes, leaves in zip(chain.x, chosen, strict=False)])
 

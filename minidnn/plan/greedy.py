@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from minidnn.plan.mode import Proposals, Request
-from minidnn.plan.nowait import Option, search
-from minidnn.plan.outline import Movable, Outline, outline_of
+from minidnn.plan.nowait import Option, planned
+from minidnn.plan.outline import Movable, Outline
 from minidnn.profile.profile import Algorithm
 
 LEVELS = 8
@@ -19,8 +19,7 @@ LEVELS = 8
 
 def greedy(request: Request) -> Proposals:
     """The first k activations leave, for the smallest k that suffices."""
-    outline = outline_of(request)
-    yield from search(outline, request, lambda pool: greedy_options(outline, request, pool))
+    yield from planned(request, greedy_options)
 
 
 def greedy_options(outline: Outline, request: Request, pool: int, levels: int = LEVELS) -> Iterator[Option]:
@@ -35,12 +34,17 @@ def smallest_prefix(
     outline: Outline, order: Sequence[Movable], algorithms: Sequence[Algorithm], pool: int
 ) -> Sequence[Movable] | None:
     """The first k tensors, for the smallest k with which the pool holds the rest; None where all are too few."""
+    clock, (_, workspaces) = outline.clock, outline.clock.columns(algorithms)
+
+    def fits(count: int) -> bool:
+        return int((clock.held(clock.mask(order[:count])) + workspaces).max()) <= pool
+
     low, high = 0, len(order)
-    if outline.peak(algorithms, outline.without(order)) > pool:
+    if not fits(high):
         return None
     while low < high:
         middle = (low + high) // 2
-        if outline.peak(algorithms, outline.without(order[:middle])) <= pool:
+        if fits(middle):
             high = middle
         else:
             low = middle + 1

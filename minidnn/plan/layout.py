@@ -3,13 +3,16 @@ leaves a placement no freedom; so places come first, with every offloaded tensor
 and then each gets as much of the time that the arrangement gives it as it finds a free range for.
 
 What comes out always fits: a copy-out for which no range stays free long enough is waited for earlier, a copy-in for
-which none is free early enough begins later.
+which none is free early enough begins later. How long that takes depends on where the large buffers lie: from the first
+order and sides that work a seeded search goes on to others, for as long as it may and the clock says that it gains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,23 +22,155 @@ from minidnn.memory.trace import GRANULARITY
 from minidnn.plan.outline import Arrangement, lifetime
 from minidnn.units import round_up
 
-EFFORT = 20_000
-"""What the search for a placement of the shortest stays may cost."""
+SHORTEST = 20_000
+"""What the search for a placement of the shortest stays may cost, where stacking them does not do."""
+LARGE = 64
+"""A stay of less than the pool by this factor is in nobody's way."""
+SIDES, LENGTHS = 0.3, 0.2  # shares of steps that change a stay's end of the pool, or its time, and not the order
+NEAR = 1.0005
+"""So near to what the arrangement promises a layout is not improved."""
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
-def lay_out(arrangement: Arrangement, pool: int) -> Arrangement | None:
-    """The arrangement with offsets, its moments changed where need be; None where no placement was found."""
-    board = _Board(_shortest_stays(arrangement), pool)
-    if not (board.stack(arrangement.outline.graph.forward_ops) or board.search()):
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How stays are placed: in which order, which of them from the top, and which for as long as they wish."""
+
+    order: Ints
+    high: Bools
+    long: Bools
+
+    def changed(self, stays: list[int], random: Random) -> _Way:
+        """The same with one of these stays placed earlier, at the other end, or for another time."""
+        stay = random.choice(stays)
+        kind = random.random()
+        if kind < SIDES:
+            return replace(self, high=_flipped(self.high, stay))
+        if kind < SIDES + LENGTHS:
+            return replace(self, long=_flipped(self.long, stay))
+        at = int(np.flatnonzero(self.order == stay)[0])
+        return replace(self, order=np.insert(np.delete(self.order, at), random.randrange(at + 1), stay))
+
+
+def _flipped(column: Bools, i: int) -> Bools:
+    column = column.copy()
+    column[i] = not column[i]
+    return column
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """ms by the clock, the addresses, the moments that they leave, and how it was made."""
+
+    ms: float
+    low: Ints
+    until: Ints
+    fetch: Ints
+    way: _Way
+
+
+def lay_out(arrangement: Arrangement, pool: int, effort: int = 0) -> Arrangement | None:
+    """The arrangement with offsets, its moments and its ms changed where need be; None where no placement was found.
+
+    `effort` is what may be spent to find a faster one, in pairs of stays that are compared.
+    """
+    board = _Board(arrangement, pool)
+    found = board.best(effort // max(len(board.nbytes), 1) ** 2)
+    if found is None:
         return None
-    until, fetch = dict(arrangement.free_before), dict(arrangement.fetch)
-    for m in arrangement.offload:
-        if m.name in until:
-            until[m.name] = board.lengthen(f"{m.name}#0", until[m.name])
-    begun = 0
-    for m in arrangement.by_need:
-        begun = fetch[m.name] = max(begun, board.begin_earlier(f"{m.name}#1", fetch[m.name]))
-    return replace(arrangement, free_before=until, fetch=fetch, offsets=board.offsets())
+    clock = arrangement.outline.clock
+    until = {name: int(found.until[clock.index[name]]) for name in arrangement.free_before}
+    fetch = {name: int(found.fetch[clock.index[name]]) for name in arrangement.fetch}
+    offsets = board.offsets(found.low)
+    return replace(arrangement, free_before=until, fetch=fetch, offsets=offsets, ms=found.ms)
+
+
+class _Board:
+    """Address against op."""
+
+    def __init__(self, arrangement: Arrangement, pool: int) -> None:
+        from minidnn.plan import places  # numba, when there is something to place
+
+        self.places, self.arrangement, self.pool = places, arrangement, pool
+        self.outline, self.clock = arrangement.outline, arrangement.outline.clock
+        stays = _shortest_stays(arrangement)
+        self.index = {key: i for i, key in enumerate(stays)}
+        rows = np.array(list(stays.values()), np.int64).reshape(-1, 3)
+        self.nbytes, self.first, self.last = (rows[:, k].copy() for k in range(3))
+        self.wishes = np.stack([self.first, self.last])
+        names = [m.name for m in self.outline.movable]
+        self.out, self.back, self.until, self.fetch = (np.full(len(names), -1, np.int64) for _ in range(4))
+        for m in arrangement.offload:
+            j = self.clock.index[m.name]
+            self.out[j], self.back[j] = self.index[f"{m.name}#0"], self.index[f"{m.name}#1"]
+            self.until[j], self.fetch[j] = arrangement.free_before.get(m.name, -1), arrangement.fetch[m.name]
+            self.wishes[0, self.back[j]] = self.fetch[j]
+            self.wishes[1, self.out[j]] = max(self.until[j] - 1, self.last[self.out[j]])
+        self.away = self.clock.mask(arrangement.offload)
+        self.ms, _ = self.clock.columns(arrangement.algorithms)
+
+    def best(self, tries: int) -> _Layout | None:
+        """The fastest layout found."""
+        starts = [_Way(*self._stacked(), wishing) for wishing in (self.wishing, self.wishing & False)]
+        found = min(filter(None, map(self._layout, starts)), key=lambda layout: layout.ms, default=None)
+        if found is None:
+            found = self._layout(_Way(*self._searched(), self.wishing & False))
+        random = Random(0)
+        large = [int(i) for i in np.flatnonzero(self.nbytes * LARGE >= self.pool)]
+        for _ in range(tries if len(large) > 1 else 0):
+            if found is None or found.ms <= self.arrangement.ms * NEAR:
+                break
+            other = self._layout(found.way.changed(large, random))
+            if other is not None and other.ms <= found.ms:
+                found = other
+        return found
+
+    @cached_property
+    def wishing(self) -> Bools:
+        """The stays that would rather be longer."""
+        longer: Bools = (self.wishes[0] < self.first) | (self.wishes[1] > self.last)
+        return longer
+
+    def _layout(self, way: _Way) -> _Layout | None:
+        """What becomes of all stays when they are placed this way."""
+        clock, outline = self.clock, self.outline
+        low = np.zeros(len(way.order), np.int64)
+        until, fetch = self.until.copy(), self.fetch.copy()
+        wishes = np.where(way.long, self.wishes, np.stack([self.first, self.last]))
+        ms = self.places.layout(
+            self.nbytes, self.first.copy(), self.last.copy(), low, way.order, way.high, wishes, self.out,
+            self.back, self.pool, clock.made, clock.needed, clock.out_ms, clock.in_ms, self.away, clock.order,
+            clock.needs, self.ms, outline.load_ms, outline.link.duplex, until, fetch,
+        )  # fmt: skip
+        return _Layout(float(ms), low, until, fetch, way) if ms < inf else None
+
+    def _stacked(self) -> tuple[Ints, Bools]:
+        """What is there when forward ends from the bottom in the order of its beginning (it goes in the opposite order,
+        so no holes are left), the rest from the top, the largest first."""
+        turn = self.outline.graph.forward_ops
+        kept = (self.first < turn) & (self.last >= turn)
+        order = np.lexsort((np.where(kept, self.first, -self.nbytes), ~kept))
+        return order.astype(np.int64), ~kept
+
+    def _searched(self) -> tuple[Ints, Bools]:
+        """From the bottom in the order of the addresses that a search finds, which changes none that matters."""
+        stays = zip(self.index, self.nbytes, self.first, self.last, strict=True)
+        intervals = [Interval(key, int(n), int(first), int(last) + 1) for key, n, first, last in stays]
+        placed = place(intervals, self.pool, effort=SHORTEST)
+        order = np.argsort([placed.offsets[key] for key in self.index], kind="stable")
+        return order.astype(np.int64), np.zeros(len(order), np.bool_)
+
+    def offsets(self, low: Ints) -> dict[str, int]:
+        """Offset in the pool of every stay. Addresses at which nothing ever lies are left out: a pool that is larger
+        than need be is not taken whole."""
+        order = np.argsort(low, kind="stable")
+        tops = np.maximum.accumulate(low[order] + self.nbytes[order])
+        unused = np.maximum(low[order] - np.concatenate([[0], tops])[:-1], 0)
+        low = low.copy()
+        low[order] -= np.cumsum(unused)
+        return {key: int(low[i]) for key, i in self.index.items()}
 
 
 def _shortest_stays(arrangement: Arrangement) -> dict[str, tuple[int, int, int]]:
@@ -57,94 +192,3 @@ def _shortest_stays(arrangement: Arrangement) -> dict[str, tuple[int, int, int]]
         if algorithm.workspace:
             stays[f"workspace@{i}#0"] = (round_up(algorithm.workspace, GRANULARITY), i, i)
     return stays
-
-
-class _Board:
-    """Address against op. A stay may move while it is lengthened; all others keep their places."""
-
-    def __init__(self, stays: Mapping[str, tuple[int, int, int]], pool: int) -> None:
-        self.index = {key: i for i, key in enumerate(stays)}
-        rows = np.array(list(stays.values()), np.int64).reshape(-1, 3)
-        self.nbytes, self.first, self.last = rows[:, 0].copy(), rows[:, 1].copy(), rows[:, 2].copy()
-        self.low = np.zeros(len(stays), np.int64)
-        self.there = np.zeros(len(stays), bool)
-        self.pool = pool
-
-    def stack(self, turn: int) -> bool:
-        """Place all: what is there when forward ends, op `turn`, from the bottom in the order of its beginning (it goes
-        in the opposite order, so no holes are left), the rest from the top, the largest first. False where one of them
-        finds no room."""
-        kept = (self.first < turn) & (self.last >= turn)
-        order = sorted(range(len(self.low)), key=lambda i: (not kept[i], self.first[i] if kept[i] else -self.nbytes[i]))
-        for i in order:
-            tops, gaps = self._gaps(i, int(self.first[i]), int(self.last[i]))
-            wide = np.flatnonzero(gaps >= self.nbytes[i])
-            if not len(wide):
-                return False
-            gap = wide[0] if kept[i] else wide[-1]
-            self.low[i] = tops[gap] + (0 if kept[i] else gaps[gap] - self.nbytes[i])
-            self.there[i] = True
-        return True
-
-    def search(self) -> bool:
-        """Place all by search. False where none is found."""
-        stays = zip(self.index, self.nbytes, self.first, self.last, strict=True)
-        intervals = [Interval(key, int(n), int(first), int(last) + 1) for key, n, first, last in stays]
-        placed = place(intervals, self.pool, effort=EFFORT)
-        self.low = np.array([placed.offsets[key] for key in self.index], np.int64)
-        self.there[:] = True
-        return placed.nbytes <= self.pool
-
-    def offsets(self) -> dict[str, int]:
-        """Offset in the pool of every stay. Addresses at which nothing ever lies are left out: a pool that is larger
-        than need be is not taken whole."""
-        order = np.argsort(self.low, kind="stable")
-        tops = np.maximum.accumulate(self.low[order] + self.nbytes[order])
-        unused = np.maximum(self.low[order] - np.concatenate([[0], tops])[:-1], 0)
-        low = self.low.copy()
-        low[order] -= np.cumsum(unused)
-        return {key: int(low[i]) for key, i in self.index.items()}
-
-    def lengthen(self, key: str, until: int) -> int:
-        """Let the stay end as late as it can, before op `until` at the latest; returns the op before which it ends."""
-        i = self.index[key]
-        shortest, longest = int(self.last[i]), until - 1
-        while shortest < longest:
-            middle = (shortest + longest + 1) // 2
-            if self._move(i, int(self.first[i]), middle):
-                shortest = middle
-            else:
-                longest = middle - 1
-        return int(self.last[i]) + 1
-
-    def begin_earlier(self, key: str, start: int) -> int:
-        """Let the stay begin as early as it can, with op `start` at the earliest; returns the op."""
-        i = self.index[key]
-        earliest, latest = start, int(self.first[i])
-        while earliest < latest:
-            middle = (earliest + latest) // 2
-            if self._move(i, middle, int(self.last[i])):
-                latest = middle
-            else:
-                earliest = middle + 1
-        return int(self.first[i])
-
-    def _move(self, i: int, first: int, last: int) -> bool:
-        """Give the stay this time, in the smallest gap that is free for all of it."""
-        tops, gaps = self._gaps(i, first, last)
-        wide = np.flatnonzero(gaps >= self.nbytes[i])
-        if not len(wide):
-            return False
-        gap = wide[np.argmin(gaps[wide])]
-        self.low[i], self.first[i], self.last[i] = tops[gap], first, last
-        return True
-
-    def _gaps(self, i: int, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the gaps begin that no other stay of this time is in, and how large each is."""
-        there = self.there & (self.first <= last) & (self.last >= first)
-        there[i] = False
-        low, high = self.low[there], self.low[there] + self.nbytes[there]
-        order = np.argsort(low, kind="stable")
-        bottoms: NDArray[np.int64] = np.append(low[order], self.pool)
-        tops: NDArray[np.int64] = np.concatenate([[0], np.maximum.accumulate(high[order])])
-        return tops, bottoms - tops

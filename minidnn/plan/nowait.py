@@ -1,175 +1,158 @@
-"""From an offload set to a plan without host waits (Beaumont et al., Proposition 1), and the search among plans.
+"""The search among plans without host waits (Beaumont et al. 2020, Proposition 1): what to lower and simulate.
 
-Two questions are open once the set and the algorithms are fixed. When is a copied-out tensor's memory counted as free?
-As soon as its copy is done by the clock, or, where an op would find no room, before that op, which then waits: copies
-end in the order in which they are issued, so an op waits for as few of them as its memory takes. And when may a copy-in
-begin? In the order of need, each as early as every op up to its consumer still fits (the literal rule, as soon as there
-is room now, can end in a deadlock).
+Plans are expected to take what the clock says (`moments`), first in a pool without fragmentation, then, of those that
+promise most, with every stay placed (`layout`). Then the clock is exact but for what starting an action costs: only the
+fastest of them are lowered and simulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable, Sequence
 from math import inf
 
-from minidnn.memory.trace import GRANULARITY
 from minidnn.plan.layout import lay_out
 from minidnn.plan.mode import Outcome, Proposals, Request
-from minidnn.plan.outline import Arrangement, Movable, Outline, need
+from minidnn.plan.moments import arrange
+from minidnn.plan.outline import Arrangement, Movable, Outline, outline_of
 from minidnn.plan.plan import Plan, stages_by_op
 from minidnn.profile.profile import Algorithm
-from minidnn.units import round_up
 
-ROUNDS = 2
-"""The clock is run so often: each time the moments of the run before say which copies are done."""
-ENDLESS = 1 << 62
 NEAR = 1.0005
-"""A plan within that of the time of all ops is not improved."""
+"""A layout within that of what the moments promise is not improved, nor a plan within that of the time of all ops."""
+SAME = 1 + 1e-9
 SLACK = (1.0, 0.985, 0.97, 0.95, 0.92, 0.88)
 """Shares of the pool that moments are made for where a placement cannot keep those for all of it."""
 LONG = 500
 """With so many ops fewer of them are tried."""
 SHARES = ((1.0, 2), (0.95, 1), (0.88, 1))
-"""Shares of the pool that sets are chosen for, and how many plans of each are lowered, placed and simulated."""
+"""Shares of the pool that sets are chosen for, and how many plans of each are placed."""
+EFFORT = 2_000_000
+"""What is spent on the layout of an arrangement: pairs of stays that are compared."""
+PROPOSALS = 8
+"""So many plans are lowered, where none of them fits (a fit heuristic or compression may see to that)."""
 
 Option = tuple[Sequence[Movable], Sequence[Algorithm]]
+Options = Callable[[Outline, Request, int], Iterable[Option]]
+"""What a policy thinks of for a pool of so many bytes."""
 
 
-def arrange(
-    outline: Outline, offload: Iterable[Movable], algorithms: Sequence[Algorithm], pool: int
-) -> Arrangement | None:
-    """The best moments found for an offload set in a pool of so many bytes; None where it cannot fit.
+class Search:
+    """What a planner has found in a pool of so many bytes: `leaders`, each with its places, and `ms`, what the fastest
+    of them takes by the clock."""
 
-    What need not leave after all stays.
-    """
-    best: Arrangement | None = None
-    starts: list[float] | None = None
-    chosen = sorted(offload, key=lambda m: (m.made, m.left))
-    for _ in range(ROUNDS):
-        if outline.peak(algorithms, outline.without(chosen)) > pool:
-            return best
-        moments = _Moments(outline, chosen, algorithms, pool)
-        moments.place_frees(starts)
-        chosen = moments.offload
-        moments.place_fetches(None)
-        ms, starts = clock(outline, chosen, moments.ms, moments.until, moments.fetch)
-        if best is None or ms < best.ms:
-            best = Arrangement(outline, tuple(chosen), tuple(algorithms), moments.until, moments.fetch, ms)
-    return best
+    def __init__(self, request: Request, pool: int, outline: Outline | None = None) -> None:
+        self.request, self.pool = request, pool
+        self.outline = outline_of(request) if outline is None else outline
+        self.ms = inf
+        self.effort = EFFORT
+        self.leaders: list[Arrangement] = []
+        self.seen: set[tuple[object, ...]] = set()
 
+    def apart(self) -> Search:
+        """Another search for the same, which knows of nothing yet."""
+        return Search(self.request, self.pool, self.outline)
 
-def flow(
-    outline: Outline, offload: Iterable[Movable], algorithms: Sequence[Algorithm], lead: int
-) -> tuple[int, Arrangement]:
-    """Moments where nothing waits for memory: bytes are free when a copy-out is done, and are taken `lead` layers
-    before they are needed. Returns the peak of the pool too."""
-    moments = _Moments(outline, sorted(offload, key=lambda m: (m.made, m.left)), algorithms, ENDLESS)
-    moments.place_frees(None)
-    moments.place_fetches(lead)
-    ms, _ = clock(outline, moments.offload, moments.ms, moments.until, moments.fetch)
-    found = Arrangement(outline, tuple(moments.offload), tuple(algorithms), moments.until, moments.fetch, ms)
-    return max(moments.occupied), found
+    def join(self, other: Search) -> None:
+        """Know what another search has found."""
+        self.leaders += other.leaders
+        self.seen |= other.seen
+        self.ms = min(self.ms, other.ms)
 
+    @property
+    def done(self) -> bool:
+        """Nothing can be faster."""
+        return self.ms <= self.outline.floor_ms * SAME
 
-class _Moments:
-    """When memory comes back and when it is taken again. `occupied[i]` is what the pool holds while op i runs."""
+    def over(self, options: Options) -> None:
+        """Place the best of a policy's options. What a placement costs shows when it is made: options for a pool that
+        is smaller by some share, which take more copies and leave more freedom, are tried as long as they promise
+        more."""
+        for share, tries in SHARES:
+            if not self.done:
+                pool = int(self.pool * share)
+                self.among(arranged(self.outline, options(self.outline, self.request, pool), pool), tries)
 
-    def __init__(
-        self, outline: Outline, offload: list[Movable], algorithms: Sequence[Algorithm], pool: int
-    ) -> None:
-        self.outline, self.offload, self.pool = outline, offload, pool
-        self.ms = [a.ms or 0.0 for a in algorithms]
-        held = outline.without(offload)
-        self.occupied = [h + round_up(a.workspace, GRANULARITY) for h, a in zip(held, algorithms, strict=True)]
-        self.until: dict[str, int] = {}
-        self.fetch: dict[str, int] = {}
-        self.made = _by(offload, lambda m: m.made)
-        self.left = _by(offload, lambda m: m.left)
+    def among(self, found: Iterable[Arrangement], tries: int) -> None:
+        """Place those that promise more than the fastest so far, best expectation first, at most so many."""
+        for arrangement in found:
+            if arrangement.ms >= self.ms or not tries:
+                break
+            if arrangement.identity not in self.seen:
+                self.seen.add(arrangement.identity)
+                placed = self._placed(arrangement)
+                if placed is not None:
+                    self.leaders.append(placed)
+                    self.ms = min(self.ms, placed.ms)
+                    tries -= 1
 
-    def place_frees(self, starts: list[float] | None) -> None:
-        """Set `until`. `starts` is when the ops start at the earliest, by an earlier run."""
-        link, now, lane = self.outline.link, self.outline.load_ms, 0.0
-        done: dict[str, float] = {}
-        pending: list[Movable] = []
-        waiting = 0
-        staying: set[str] = set()
-        for i, ms in enumerate(self.ms):
-            now = max(now, starts[i]) if starts else now
-            for m in [m for m in pending if m.needed == i]:  # nobody needed its bytes
-                pending.remove(m)
-                waiting -= m.nbytes
-                staying.add(m.name)
-            while pending and (done[pending[0].name] <= now or self.occupied[i] + waiting > self.pool):
-                m = pending.pop(0)
-                waiting -= m.nbytes
-                self.until[m.name] = i
-                now = max(now, done[m.name])
-            self.occupied[i] += waiting
-            now += ms
-            for m in self.made.get(i, ()):
-                lane = done[m.name] = max(lane, now) + link.ms(m.out_bytes, True)
-            for m in self.left.get(i, ()):
-                if m.out_bytes:
-                    pending.append(m)
-                    waiting += m.nbytes
-        self.offload = [m for m in self.offload if m.name not in staying]
+    def everything(self) -> None:
+        """All that is worth a copy leaves, or all that is movable."""
+        for offload in (self.outline.worthwhile, self.outline.movable):
+            room = self.outline.within(self.pool, self.outline.without(offload))
+            rest = self.outline.smallest
+            choices = [(offload, rest if self.request.mode.rule == "m" else room), (offload, rest)]
+            self.among(arranged(self.outline, choices, self.pool), len(choices))
+            if self.ms < inf:
+                break
 
-    def place_fetches(self, lead: int | None) -> None:
-        """Set `fetch`: in the order of need, each copy-in as early as it fits."""
-        earliest = 0
-        layers = [op.layer for op in self.outline.graph.ops] if lead is not None else []
-        for m in sorted(self.offload, key=need):
-            earliest = max(earliest, self.until.get(m.name, 0), m.left + 1)
-            stage = m.needed
-            while stage > earliest and self.occupied[stage - 1] + m.nbytes <= self.pool:
-                if lead is not None and layers[stage - 1] > layers[m.needed] + lead:
-                    break
-                stage -= 1
-                self.occupied[stage] += m.nbytes
-            self.fetch[m.name] = earliest = stage
+    def plans(self) -> Generator[Plan, Outcome | None, float]:
+        """Propose the fastest, and the next as long as it may be faster. Where none fits, the plan that needs least.
+        Returns the ms of the fastest."""
+        best = inf
+        for k, arrangement in enumerate(self.fastest):
+            if best <= arrangement.ms or (best == inf and k == PROPOSALS):
+                break
+            outcome = yield arrangement.plan(self.request)
+            if outcome is not None and outcome.fits:
+                best = min(best, arrangement.ms if outcome.ms is None else outcome.ms)
+        if best == inf:
+            yield tightest(self.outline).plan(self.request)
+        return best
 
+    @property
+    def fastest(self) -> list[Arrangement]:
+        """The leaders by their ms."""
+        return sorted(self.leaders, key=lambda arrangement: arrangement.ms)
 
-def clock(
-    outline: Outline, offload: Sequence[Movable], times: Sequence[float], until: Mapping[str, int],
-    fetch: Mapping[str, int],
-) -> tuple[float, list[float]]:  # fmt: skip
-    """ms of the iteration with these moments, and when each op starts; `times` are the ops' own."""
-    link, now = outline.link, outline.load_ms
-    free = {True: 0.0, False: now}  # the link, by direction: whether to the host
-    done: dict[str, float] = {}
-    arrival: dict[int, float] = {}
-    made = _by(offload, lambda m: m.made)
-    fetches = _by(sorted(offload, key=need), lambda m: fetch[m.name])
-    frees: dict[int, list[str]] = {}
-    for name, at in until.items():
-        frees.setdefault(at, []).append(name)
-    starts: list[float] = []
-
-    def copy(ready: float, nbytes: int, out: bool) -> float:
-        end = max(ready, free[out]) + link.ms(nbytes, out)
-        free[out] = end
-        if not link.duplex:
-            free[not out] = end
-        return end
-
-    for i, ms in enumerate(times):
-        for m in fetches.get(i, ()):
-            arrived = copy(max(now, done.get(m.name, 0.0)), m.in_bytes, False)
-            arrival[m.needed] = max(arrival.get(m.needed, 0.0), arrived)
-        now = max(now, arrival.get(i, 0.0), *(done[name] for name in frees.get(i, ())))
-        starts.append(now)
-        now += ms
-        for m in made.get(i, ()):
-            done[m.name] = copy(now, m.out_bytes, True)
-    return max(now, free[True], free[False]), starts
+    def _placed(self, arrangement: Arrangement) -> Arrangement | None:
+        """The arrangement with places; where its moments cannot be kept, the fastest of some made for less memory, as
+        long as they promise more."""
+        found: Arrangement | None = None
+        for share in SLACK if len(arrangement.algorithms) < LONG else SLACK[:2]:
+            wish: Arrangement | None = arrangement
+            if share < 1:
+                wish = arrange(self.outline, arrangement.offload, arrangement.algorithms, int(self.pool * share))
+            if wish is None or (found is not None and wish.ms >= min(found.ms, self.ms)):
+                break
+            placed = lay_out(wish, self.pool, self.effort)
+            if placed is not None and (found is None or placed.ms < found.ms):
+                found = placed
+            if found is not None and found.ms <= arrangement.ms * NEAR:
+                break
+        return found
 
 
-def _by(offload: Iterable[Movable], key: Callable[[Movable], int]) -> dict[int, list[Movable]]:
-    groups: dict[int, list[Movable]] = {}
-    for m in offload:
-        groups.setdefault(key(m), []).append(m)
-    return groups
+def planned(request: Request, options: Options) -> Proposals:
+    """A policy that proposes the best of the options that it has for a pool."""
+    if request.pool is None:
+        yield keep(request)
+        return
+    yield from searched(Search(request, request.pool), options).plans()
+
+
+def searched(search: Search, options: Options) -> Search:
+    """The search, once it has seen a policy's options."""
+    search.over(options)
+    if search.ms == inf:
+        search.everything()
+    return search
+
+
+def keep(request: Request) -> Plan:
+    """Without a budget nothing needs to leave."""
+    outline = outline_of(request)
+    algorithms = outline.smallest if request.mode.rule == "m" else outline.fastest
+    return Plan(str(request.mode), stages_by_op(request.graph), outline.named(algorithms))
 
 
 def tightest(outline: Outline) -> Arrangement:
@@ -177,87 +160,6 @@ def tightest(outline: Outline) -> Arrangement:
     until = {m.name: m.left + 1 for m in outline.movable if m.out_bytes}
     fetch = {m.name: m.needed for m in outline.movable}
     return Arrangement(outline, outline.movable, outline.smallest, until, fetch, inf)
-
-
-def search(
-    outline: Outline, request: Request, options: Callable[[int], Iterable[Option]],
-    shares: Sequence[tuple[float, int]] = SHARES,
-) -> Proposals:  # fmt: skip
-    """Propose the plans of `options(pool)`, best expectation first, while one may be better than the best found.
-
-    What a placement costs shows when it is made: options for a pool that is smaller by some share, which take more
-    copies and leave more freedom, are tried as long as they promise more. Where nothing fits: all that is movable, at
-    last the tightest plan.
-    """
-    if request.pool is None:
-        yield from keep(outline, request)
-        return
-    best = inf
-    seen: set[tuple[object, ...]] = set()
-    for share, tries in shares:
-        if best <= outline.floor_ms * NEAR:
-            break
-        pool = int(request.pool * share)
-        best = yield from _try(arranged(outline, options(pool), pool), request, tries, best, seen)
-    for offload in (outline.worthwhile, outline.movable):
-        if best == inf:
-            room = outline.within(request.pool, outline.without(offload))
-            choices = [(offload, outline.smallest if request.mode.rule == "m" else room), (offload, outline.smallest)]
-            best = yield from _try(arranged(outline, choices, request.pool), request, len(choices), best, seen)
-    if best == inf:
-        yield tightest(outline).plan(request)
-
-
-def _try(
-    found: Sequence[Arrangement], request: Request, tries: int, best: float, seen: set[tuple[object, ...]]
-) -> Generator[Plan, Outcome | None, float]:
-    """Propose those that promise more than `best`, so many that fit; returns the best ms, `best` included."""
-    for arrangement in found:
-        if arrangement.ms >= best or not tries:
-            break
-        if arrangement.identity not in seen:
-            seen.add(arrangement.identity)
-            ms = yield from settle(arrangement, request)
-            tries -= ms < inf
-            best = min(best, ms)
-    return best
-
-
-def keep(outline: Outline, request: Request) -> Proposals:
-    """Without a budget nothing needs to leave."""
-    algorithms = outline.smallest if request.mode.rule == "m" else outline.fastest
-    yield Plan(str(request.mode), stages_by_op(request.graph), outline.named(algorithms))
-
-
-def settle(arrangement: Arrangement, request: Request) -> Generator[Plan, Outcome | None, float]:
-    """Propose the plan of an arrangement, placed. Returns the ms of the iteration, infinite where it does not fit."""
-    assert request.pool is not None
-    placed = _placed(arrangement, request.pool)
-    if placed is None:
-        return inf
-    outcome = yield placed.plan(request)
-    if outcome is None or not outcome.fits:
-        return inf
-    return placed.ms if outcome.ms is None else outcome.ms
-
-
-def _placed(arrangement: Arrangement, pool: int) -> Arrangement | None:
-    """The arrangement with offsets; where its moments cannot be kept, the best of some made for less memory."""
-    outline = arrangement.outline
-    times = [a.ms or 0.0 for a in arrangement.algorithms]
-    best: Arrangement | None = None
-    for share in SLACK if len(times) < LONG else SLACK[:2]:
-        wish: Arrangement | None = arrangement
-        if share < 1:
-            wish = arrange(outline, arrangement.offload, arrangement.algorithms, int(pool * share))
-        placed = lay_out(wish, pool) if wish else None
-        if placed is not None:
-            ms, _ = clock(outline, placed.offload, times, placed.free_before, placed.fetch)
-            if best is None or ms < best.ms:
-                best = replace(placed, ms=ms)
-            if best.ms <= arrangement.ms * NEAR:
-                break
-    return best
 
 
 def arranged(outline: Outline, options: Iterable[Option], pool: int) -> list[Arrangement]:

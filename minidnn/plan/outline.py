@@ -9,8 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from minidnn.graph.graph import Graph
 from minidnn.graph.tensor import Role
@@ -20,6 +25,9 @@ from minidnn.plan.mode import Request
 from minidnn.plan.plan import Plan, stages_by_op
 from minidnn.profile.profile import Algorithm, Link, Profile
 from minidnn.units import round_up
+
+if TYPE_CHECKING:
+    from minidnn.plan.moments import Clock
 
 MOVABLE = frozenset({Role.ACTIVATION, Role.INPUT, Role.MASK})
 NEGLIGIBLE = 256
@@ -70,7 +78,14 @@ class Outline:
         sizes = resident(graph, granularity)
         return cls(graph, profile.link, sizes, tuple(_movable(graph)), ways, load, granularity)
 
-    @property
+    @cached_property
+    def clock(self) -> Clock:
+        """The same as columns, for compiled loops."""
+        from minidnn.plan.moments import Clock
+
+        return Clock(self)
+
+    @cached_property
     def worthwhile(self) -> tuple[Movable, ...]:
         """The movable tensors that are large enough to bother, in the order in which they are made."""
         least = max((m.nbytes for m in self.movable), default=0) // NEGLIGIBLE
@@ -92,17 +107,23 @@ class Outline:
     def within(self, level: int, held: Iterable[int] | None = None) -> tuple[Algorithm, ...]:
         """Per op the fastest algorithm whose workspace fits beside what is held (`resident`) below `level`; where none
         does, the one with the least workspace."""
-        chosen = []
-        for ways, nbytes in zip(self.ways, self.resident if held is None else held, strict=True):
-            fits = (a for a in ways if nbytes + round_up(a.workspace, self.granularity) <= level)
-            chosen.append(next(fits, None) or min(ways, key=lambda a: a.workspace))
-        return tuple(chosen)
+        room = level - np.array(self.resident if held is None else [*held], np.int64)
+        fits = self._workspaces <= room[:, None]
+        chosen = np.where(fits.any(axis=1), fits.argmax(axis=1), self._workspaces.argmin(axis=1))
+        return tuple(ways[k] for ways, k in zip(self.ways, chosen.tolist(), strict=True))
 
-    @property
+    @cached_property
+    def _workspaces(self) -> NDArray[np.int64]:
+        """Rounded, of every op's algorithms: [ops, most]; where an op has fewer its first stands again."""
+        most = max(map(len, self.ways))
+        rows = [[round_up(a.workspace, self.granularity) for a in ways] for ways in self.ways]
+        return np.array([row + row[:1] * (most - len(row)) for row in rows], np.int64)
+
+    @cached_property
     def fastest(self) -> tuple[Algorithm, ...]:
         return tuple(ways[0] for ways in self.ways)
 
-    @property
+    @cached_property
     def smallest(self) -> tuple[Algorithm, ...]:
         return tuple(min(ways, key=lambda a: a.workspace) for ways in self.ways)
 

@@ -7,43 +7,52 @@ copies that take the time they take, every op finds its room.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf
 
 from minidnn.plan.greedy import algorithm_choices, with_room
 from minidnn.plan.mode import Proposals, Request
-from minidnn.plan.nowait import flow, keep, settle
-from minidnn.plan.outline import Arrangement, Outline, outline_of
+from minidnn.plan.moments import flow
+from minidnn.plan.nowait import Search, keep
+from minidnn.plan.outline import Arrangement, Outline
 from minidnn.plan.thresholds import spread
 
 COUNTS = 16
 LEADS = (0, 1, 2, 4, 8)
 """Layers."""
 TRIES = 3
+PARTS = (1.0, 0.8, 0.6, 0.4)
+"""Of the pool, for workspaces."""
 
 
 def tflms(request: Request) -> Proposals:
     """The fastest configuration that fits; where none does, the one that needs least is proposed."""
-    outline = outline_of(request)
     if request.pool is None:
-        yield from keep(outline, request)
+        yield keep(request)
         return
-    best, tries, fits = inf, TRIES, False
-    configurations = [(peak, a) for peak, a in tflms_configurations(outline, request)]
-    for peak, arrangement in sorted(configurations, key=lambda c: c[1].ms):
-        if peak <= request.pool and tries and arrangement.ms < best:
-            ms = yield from settle(arrangement, request)
-            fits = fits or ms < inf
-            tries -= ms < inf
-            best = min(best, ms)
-    if not fits:
+    search = Search(request, request.pool)
+    if tflms_searched(search).leaders:
+        yield from search.plans()
+    else:
+        configurations = tflms_configurations(search.outline, request)
         yield min(configurations, key=lambda c: c[0])[1].plan(request)
 
 
+def tflms_searched(search: Search) -> Search:
+    """The search, once it has seen the configurations that fit without waiting, the fastest first."""
+    configurations = tflms_configurations(search.outline, search.request)
+    fitting = sorted((a for peak, a in configurations if peak <= search.pool), key=lambda a: a.ms)
+    search.among(fitting, TRIES)
+    return search
+
+
 def tflms_configurations(outline: Outline, request: Request) -> Iterator[tuple[int, Arrangement]]:
-    """Each number of tensors and lead: the peak of the pool, and the arrangement."""
+    """Each number of tensors and lead: the peak of the pool, and the arrangement. Workspaces may take what the tensors
+    leave of the pool, or of some part of it, as copies take room too while they run."""
     (fastest, *_) = reversed(algorithm_choices(outline, request, 2))
     yield flow(outline, (), outline.smallest if request.mode.rule == "g" else fastest, 0)
     for count in spread(len(outline.worthwhile), COUNTS):
-        *_, (offload, algorithms) = with_room(outline, request, request.pool or 0, outline.worthwhile[:count], fastest)
-        for lead in LEADS:
-            yield flow(outline, offload, algorithms, lead)
+        offload = outline.worthwhile[:count]
+        rooms = [int((request.pool or 0) * share) for share in PARTS]
+        options = [[*with_room(outline, request, room, offload, fastest)][-1] for room in rooms]
+        for algorithms in dict.fromkeys(tuple(algorithms) for _, algorithms in options):
+            for lead in LEADS:
+                yield flow(outline, offload, algorithms, lead)

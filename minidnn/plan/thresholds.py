@@ -10,17 +10,15 @@ from collections.abc import Iterator, Sequence
 
 from minidnn.plan.greedy import algorithm_choices, with_room
 from minidnn.plan.mode import Proposals, Request
-from minidnn.plan.nowait import Option, search
-from minidnn.plan.outline import Movable, Outline, outline_of
+from minidnn.plan.nowait import Option, planned
+from minidnn.plan.outline import Movable, Outline
 
 THRESHOLDS = 20
-SHARES = ((1.0, 3),)
 
 
 def thresholds(request: Request) -> Proposals:
     """The fastest of all thresholds' sets."""
-    outline = outline_of(request)
-    yield from search(outline, request, lambda pool: threshold_options(outline, request, pool), SHARES)
+    yield from planned(request, threshold_options)
 
 
 def threshold_options(outline: Outline, request: Request, pool: int) -> Iterator[Option]:

@@ -78,9 +78,7 @@ def prefetch_schedule(graph: Graph, offloaded: list[int]) -> list[tuple[int, int
 
 def prefetch_stages(graph: Graph, offloaded: list[int]) -> dict[int, tuple[str, ...]]:
     """The schedule above by the first op of the layer's backward stage."""
-    starts = {
-        graph.ops[start].layer: start for start, _ in stages_by_layer(graph) if not graph.ops[start].forward
-    }
+    starts = {graph.ops[start].layer: start for start, _ in stages_by_layer(graph) if not graph.ops[start].forward}
     stages: dict[int, tuple[str, ...]] = {}
     for m, i in prefetch_schedule(graph, offloaded):
         x = graph.layers[i].x

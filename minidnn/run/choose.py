@@ -16,8 +16,9 @@ from minidnn.profile.nominal import with_times
 from minidnn.profile.profile import Algorithm, Profile
 from minidnn.run.live import live_schedule
 from minidnn.run.simulator import simulate
-from minidnn.schedule.actions import Schedule
-from minidnn.schedule.lower import ALIGNMENT, lower, persistent_region
+from minidnn.schedule.actions import ALIGNMENT, Schedule
+from minidnn.schedule.lower import lower
+from minidnn.schedule.region import region_bytes
 from minidnn.schedule.releases import delay_releases, stage_room
 from minidnn.units import format_size
 
@@ -136,7 +137,8 @@ def _judged(
             proposed, algorithms=algorithms, scratch=profile.scratch_bytes, compress=packed, offsets=offsets
         )
         try:
-            schedule = schedule_of(graph, plan, timed, options, persistent)
+            # A planner's pool need not be smaller than the budget's; without one its smallest is wanted.
+            schedule = schedule_of(graph, plan, timed, options, persistent, limit=(pool or None) if planner else None)
         except BudgetError as error:
             refused, outcome = error, Outcome(pool or 0, False, None)
             continue
@@ -162,38 +164,41 @@ def _pool(
     """Bytes of the pool that the budget leaves beside what outlives an iteration."""
     if options.budget is None:
         return None
-    _, taken = persistent_region(graph, Plan("", (), scratch=profile.scratch_bytes), persistent)
+    taken = region_bytes(graph, profile.scratch_bytes, persistent)
     return max(options.budget - taken, 0) // ALIGNMENT * ALIGNMENT
 
 
 def schedule_of(
-    graph: Graph, plan: Plan, profile: Profile, options: Options, persistent: Mapping[str, int] | None = None
-) -> Schedule:
-    """Lower one plan: bound its workspaces (rule `g`) and delay its releases (vDNN++) by the room that there is."""
-    lowered = _lower(graph, plan, options, persistent)
+    graph: Graph, plan: Plan, profile: Profile, options: Options, persistent: Mapping[str, int] | None = None,
+    limit: int | None = None,
+) -> Schedule:  # fmt: skip
+    """Lower one plan: bound its workspaces (rule `g`) and delay its releases (vDNN++) by the room that there is. The
+    search for a placement ends within `limit` bytes of the pool."""
+    lowered = _lower(graph, plan, options, persistent, limit)
     if plan.rule == "g" and options.budget is not None:
         least = replace(plan, algorithms=pick_algorithms(graph, profile, "m"))
-        lowered = tightest = _lower(graph, least, options, persistent)
+        lowered = tightest = _lower(graph, least, options, persistent, limit)
         # A fit heuristic may by chance need less for larger workspaces; what the smallest ones need counts all the
         # same, so that budgets are refused below one figure and accepted from it on.
         if tightest.peak_bytes <= options.budget:
-            bounded = _lower(
-                graph, _bounded_workspaces(graph, least, profile, tightest, options.budget), options, persistent
-            )
+            faster = _bounded_workspaces(graph, least, profile, tightest, options.budget)
+            bounded = _lower(graph, faster, options, persistent, limit)
             if bounded.peak_bytes <= options.budget:  # else room for each workspace, but not in one piece
                 lowered = bounded
     if options.placement == "planned" and lowered.plan.sync == "compute" and lowered.plan.offload:
         # vDNN++ gets the pool that vDNN needs in the same mode, unless a budget gives it another.
-        limit = lowered.pool_bytes if options.budget is None else options.budget - lowered.persistent_bytes
-        if limit >= lowered.pool_bytes:
-            lowered = delay_releases(lowered, limit, options.fit, persistent)
+        room = lowered.pool_bytes if options.budget is None else options.budget - lowered.persistent_bytes
+        if room >= lowered.pool_bytes:
+            lowered = delay_releases(lowered, room, options.fit, persistent)
     return lowered
 
 
-def _lower(graph: Graph, plan: Plan, options: Options, persistent: Mapping[str, int] | None) -> Schedule:
+def _lower(
+    graph: Graph, plan: Plan, options: Options, persistent: Mapping[str, int] | None, limit: int | None
+) -> Schedule:
     if options.placement == "live":
         return live_schedule(graph, plan, options.fit or "best-fit", options.budget, persistent)
-    return lower(graph, plan, fit=options.fit, persistent=persistent)
+    return lower(graph, plan, fit=options.fit, limit=limit, persistent=persistent)
 
 
 def _bounded_workspaces(graph: Graph, least: Plan, profile: Profile, tightest: Schedule, budget: int) -> Plan:

@@ -11,7 +11,7 @@ import pytest
 
 from minidnn.plan.chain import Chain
 from minidnn.plan.dynprog import best_set
-from minidnn.plan.nowait import arrange
+from minidnn.plan.moments import arrange
 from minidnn.plan.outline import Movable, Outline
 from minidnn.plan.rematerialize import SLOTS, rematerialized_ms
 from minidnn.profile.profile import Algorithm, Link
