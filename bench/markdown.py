@@ -70,8 +70,8 @@ def size(nbytes: int | None) -> str:
 
 
 def megabytes(value: float | None) -> str:
-    """MB with one digit, or a dash."""
-    return "-" if value is None else f"{value:.1f}"
+    """MB, whole where the paper has whole ones, else with one digit; or a dash."""
+    return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.1f}"
 
 
 def share(value: float | None) -> str:
