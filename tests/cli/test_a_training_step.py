@@ -68,7 +68,8 @@ def test_each_file_is_named_once_and_exists() -> None:
 
 def test_the_list_is_the_order_in_which_a_step_first_enters_the_files(entered: Mapping[str, list[str]]) -> None:
     listed = [FILE.findall(item)[0] for item in ITEM.findall(PAGE)]
-    assert listed == [file for file in entered if file != COMPILED]
+    order = [file for file in entered if file != COMPILED]
+    assert listed == order, f"new: {set(order) - set(listed)}, gone: {set(listed) - set(order)}; the order is {order}"
 
 
 def test_functions_named_with_a_file_run_in_it(entered: Mapping[str, list[str]]) -> None:
