@@ -33,30 +33,50 @@ __device__ __forceinline__ Span columns(int q, const Average& g) {
     return span(q, g.W, g.S, g.stride_w, g.pad_w, g.end_w, g.by_Q, g);
 }
 
-template <typename T, int V, bool LAST>
+// K = 0: any window; otherwise a K x K window of stride ST, whose taps are all in flight at once where none is outside.
+template <typename T, int V, bool LAST, int K, int ST>
 __device__ __forceinline__ void avg_pool_forward(const T* x, T* y, int N, Average g, Split split, u32 count, Strides sx,
                                                  Strides sy) {
     u32 i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
     Place at = place(i, split);
     int c = LAST ? at.inner * V : at.outer, p = LAST ? at.outer : at.middle, q = LAST ? at.middle : at.inner;
+    int top = p * ST - g.pad_h, left = q * ST - g.pad_w;
+    bool inside = K && top >= 0 && left >= 0 && top + K <= g.H && left + K <= g.W;
     Span row = rows(p, g), column = columns(q, g);
-    float divisor = (float)max(row.size * column.size, 1);  // an empty window gives 0
+    float share = 1.0f / (float)max(row.size * column.size, 1);  // an empty window gives 0
+    int height = row.end - row.begin, width = column.end - column.begin;
+    if (width == g.W) {  // whole rows lie behind each other
+        width *= height;
+        height = 1;
+    }
     for (int n = blockIdx.y; n < N; n += gridDim.y) {
         const T* source = x + n * sx.n + (i64)c * sx.c;
         float sum[V];
 #pragma unroll
         for (int v = 0; v < V; v++) sum[v] = 0.0f;
-        for (int h = row.begin; h < row.end; h++)
-#pragma unroll 4
-            for (int w = column.begin; w < column.end; w++) {
-                Pack<T, V> value = load<T, V>(source + h * sx.h + w * sx.w);
+        if (inside) {
+            Pack<T, V> window[K ? K * K : 1];
 #pragma unroll
-                for (int v = 0; v < V; v++) sum[v] += to_float(value.v[v]);
-            }
+            for (int t = 0; t < K * K; t++)
+                window[t] = load<T, V>(source + (top + t / (K ? K : 1)) * sx.h + (left + t % (K ? K : 1)) * sx.w);
+#pragma unroll
+            for (int t = 0; t < K * K; t++)
+#pragma unroll
+                for (int v = 0; v < V; v++) sum[v] += to_float(window[t].v[v]);
+        } else {
+            source += row.begin * sx.h + column.begin * sx.w;
+            for (int h = 0; h < height; h++)
+#pragma unroll 8
+                for (int w = 0; w < width; w++) {
+                    Pack<T, V> value = load<T, V>(source + h * sx.h + w * sx.w);
+#pragma unroll
+                    for (int v = 0; v < V; v++) sum[v] += to_float(value.v[v]);
+                }
+        }
         Pack<T, V> result;
 #pragma unroll
-        for (int v = 0; v < V; v++) result.v[v] = from_float<T>(sum[v] / divisor);
+        for (int v = 0; v < V; v++) result.v[v] = from_float<T>(sum[v] * share);
         store<T, V>(y + n * sy.n + c * sy.c + p * sy.h + q * sy.w, result);
     }
 }
@@ -72,20 +92,33 @@ __device__ __forceinline__ void avg_pool_forward_warp(const T* x, T* y, int N, A
     int c = at.outer, p = at.middle, q = at.inner;
     Span row = rows(p, g), column = columns(q, g);
     int width = column.end - column.begin, area = (row.end - row.begin) * width;
-    float divisor = (float)max(row.size * column.size, 1);  // an empty window gives 0
+    bool whole = width == g.W;  // its rows lie behind each other: a tap is where it is counted
+    float share = 1.0f / (float)max(row.size * column.size, 1);  // an empty window gives 0
     for (int n = blockIdx.y; n < N; n += gridDim.y) {
         const T* source = x + n * sx.n + (i64)c * sx.c + row.begin * sx.h + column.begin * sx.w;
         float sum = 0.0f;
 #pragma unroll 4
         for (int tap = lane; tap < area; tap += 32)
-            sum += to_float(source[(tap / width) * sx.h + (tap % width) * sx.w]);
+            sum += to_float(source[whole ? tap : (tap / width) * sx.h + (tap % width) * sx.w]);
         sum = warp_sum(sum);
-        if (lane == 0) y[n * sy.n + c * sy.c + p * sy.h + q * sy.w] = from_float<T>(sum / divisor);
+        if (lane == 0) y[n * sy.n + c * sy.c + p * sy.h + q * sy.w] = from_float<T>(sum * share);
     }
 }
 
-// mask (or null): the output of the ReLU that the layer below fused; dX is zero where mask <= 0.
-template <typename T, int V, bool LAST>
+// dX where the gradient that arrives is `sum`. mask (or null): the output of the ReLU that the layer below fused; dX is
+// zero where mask <= 0.
+template <typename T, int V>
+__device__ __forceinline__ void store_gradient(const T* mask, T* dx, i64 offset, const float* sum) {
+    Pack<T, V> result, gate;
+    if (mask) gate = load<T, V>(mask + offset);
+#pragma unroll
+    for (int v = 0; v < V; v++) result.v[v] = from_float<T>(mask && to_float(gate.v[v]) <= 0.0f ? 0.0f : sum[v]);
+    store<T, V>(dx + offset, result);
+}
+
+// K and ST as in forward, K a multiple of ST: then the same number of windows, all of one size, hold a pixel, but for
+// those at the edge.
+template <typename T, int V, bool LAST, int K, int ST>
 __device__ __forceinline__ void avg_pool_backward(const T* dy, const T* mask, T* dx, int N, Average g, Split split,
                                                   u32 count, Strides sx, Strides sy) {
     u32 i = blockIdx.x * THREADS + threadIdx.x;
@@ -105,45 +138,94 @@ __device__ __forceinline__ void avg_pool_backward(const T* dy, const T* mask, T*
         p1 = min((int)quotient((u32)top, g.by_stride_h), g.P - 1);
         q1 = min((int)quotient((u32)left, g.by_stride_w), g.Q - 1);
     }
+    const int D = K ? K / ST : 1;
+    int first_row = p0 * ST - g.pad_h, first_column = q0 * ST - g.pad_w;  // of the windows; the last ones end D - 1 later
+    bool inside = K && p1 - p0 == D - 1 && q1 - q0 == D - 1 && first_row >= 0 && first_column >= 0 &&
+                  first_row + (D - 1) * ST + K <= g.H && first_column + (D - 1) * ST + K <= g.W;
     for (int n = blockIdx.y; n < N; n += gridDim.y) {
+        const T* source = dy + n * sy.n + (i64)c * sy.c + p0 * sy.h + q0 * sy.w;
         float sum[V];
 #pragma unroll
         for (int v = 0; v < V; v++) sum[v] = 0.0f;
-        for (int p = p0; p <= p1; p++) {
-            int height = rows(p, g).size;
-            for (int q = q0; q <= q1; q++) {
-                float divisor = (float)max(height * columns(q, g).size, 1);
-                Pack<T, V> gradient = load<T, V>(dy + n * sy.n + c * sy.c + p * sy.h + q * sy.w);
+        if (inside) {
+            Pack<T, V> windows[D * D];
 #pragma unroll
-                for (int v = 0; v < V; v++) sum[v] += to_float(gradient.v[v]) / divisor;
+            for (int t = 0; t < D * D; t++) windows[t] = load<T, V>(source + t / D * sy.h + t % D * sy.w);
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+#pragma unroll
+                for (int t = 0; t < D * D; t++) sum[v] += to_float(windows[t].v[v]);
+                sum[v] *= 1.0f / (K ? K * K : 1);
+            }
+        } else {
+            for (int p = p0; p <= p1; p++) {
+                int height = rows(p, g).size;
+                for (int q = q0; q <= q1; q++) {
+                    float share = 1.0f / (float)max(height * columns(q, g).size, 1);
+                    Pack<T, V> gradient = load<T, V>(source + (p - p0) * sy.h + (q - q0) * sy.w);
+#pragma unroll
+                    for (int v = 0; v < V; v++) sum[v] += to_float(gradient.v[v]) * share;
+                }
             }
         }
-        i64 offset = n * sx.n + c * sx.c + h * sx.h + w * sx.w;
-        Pack<T, V> result, gate;
-        if (mask) gate = load<T, V>(mask + offset);
-#pragma unroll
-        for (int v = 0; v < V; v++)
-            result.v[v] = from_float<T>(mask && to_float(gate.v[v]) <= 0.0f ? 0.0f : sum[v]);
-        store<T, V>(dx + offset, result);
+        store_gradient<T, V>(mask, dx, n * sx.n + (i64)c * sx.c + h * sx.h + w * sx.w, sum);
     }
 }
 
-// Entry points: <function>_<layout>_<type>.
-#define AVG_POOL(T, V, LAYOUT, LAST, VARIANT)                                                                           \
+// One window that is the whole image: every pixel gets the same share of dY [N,C]. `inner` counts a pixel's packs of
+// channels (NHWC) or a channel's pixels (NCHW), `outer` an image's pixels (NHWC).
+template <typename T, int V, bool LAST>
+__device__ __forceinline__ void avg_pool_backward_global(const T* dy, const T* mask, T* dx, u32 packs, FastDiv inner,
+                                                         FastDiv outer, float share) {
+    u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= packs) return;
+    float sum[V];
+    if (LAST) {
+        u32 pixel = quotient(i, inner), n = quotient(pixel, outer);
+        Pack<T, V> gradient = load<T, V>(dy + ((i64)n * inner.divisor + (i - pixel * inner.divisor)) * V);
+#pragma unroll
+        for (int v = 0; v < V; v++) sum[v] = to_float(gradient.v[v]) * share;
+    } else {
+#pragma unroll
+        for (int v = 0; v < V; v++) sum[v] = to_float(dy[quotient(i * V + v, inner)]) * share;
+    }
+    store_gradient<T, V>(mask, dx, (i64)i * V, sum);
+}
+
+// Entry points: <function>_<layout>_<type>[_<window>].
+#define AVG_POOL(T, V, LAYOUT, LAST, VARIANT, K, ST)                                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS) avg_pool_forward_##LAYOUT##_##VARIANT(                        \
         const T* x, T* y, int N, Average g, Split split, u32 count, Strides sx, Strides sy) {                           \
-        avg_pool_forward<T, V, LAST>(x, y, N, g, split, count, sx, sy);                                                 \
+        avg_pool_forward<T, V, LAST, K, ST>(x, y, N, g, split, count, sx, sy);                                          \
     }                                                                                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS) avg_pool_backward_##LAYOUT##_##VARIANT(                       \
         const T* dy, const T* mask, T* dx, int N, Average g, Split split, u32 count, Strides sx, Strides sy) {          \
-        avg_pool_backward<T, V, LAST>(dy, mask, dx, N, g, split, count, sx, sy);                                        \
+        avg_pool_backward<T, V, LAST, K, ST>(dy, mask, dx, N, g, split, count, sx, sy);                                 \
     }
-AVG_POOL(float, 4, nhwc, true, f32x4)
-AVG_POOL(float, 1, nhwc, true, f32)
-AVG_POOL(bf16, 8, nhwc, true, bf16x8)
-AVG_POOL(bf16, 1, nhwc, true, bf16)
-AVG_POOL(float, 1, nchw, false, f32)
-AVG_POOL(bf16, 1, nchw, false, bf16)
+#define AVG_POOL_WINDOWS(T, V, LAYOUT, LAST, VARIANT)      \
+    AVG_POOL(T, V, LAYOUT, LAST, VARIANT, 0, 1)            \
+    AVG_POOL(T, V, LAYOUT, LAST, VARIANT##_k2s2, 2, 2)     \
+    AVG_POOL(T, V, LAYOUT, LAST, VARIANT##_k3s1, 3, 1)
+AVG_POOL_WINDOWS(float, 4, nhwc, true, f32x4)
+AVG_POOL_WINDOWS(float, 1, nhwc, true, f32)
+AVG_POOL_WINDOWS(bf16, 8, nhwc, true, bf16x8)
+AVG_POOL_WINDOWS(bf16, 1, nhwc, true, bf16)
+AVG_POOL_WINDOWS(float, 1, nchw, false, f32)
+AVG_POOL_WINDOWS(bf16, 1, nchw, false, bf16)
+
+#define AVG_POOL_GLOBAL(T, V, LAYOUT, LAST, VARIANT)                                                                    \
+    extern "C" __global__ void __launch_bounds__(THREADS) avg_pool_backward_global_##LAYOUT##_##VARIANT(                \
+        const T* dy, const T* mask, T* dx, u32 packs, FastDiv inner, FastDiv outer, float share) {                      \
+        avg_pool_backward_global<T, V, LAST>(dy, mask, dx, packs, inner, outer, share);                                 \
+    }
+AVG_POOL_GLOBAL(float, 4, nhwc, true, f32x4)
+AVG_POOL_GLOBAL(float, 1, nhwc, true, f32)
+AVG_POOL_GLOBAL(bf16, 8, nhwc, true, bf16x8)
+AVG_POOL_GLOBAL(bf16, 1, nhwc, true, bf16)
+AVG_POOL_GLOBAL(float, 4, nchw, false, f32x4)
+AVG_POOL_GLOBAL(float, 1, nchw, false, f32)
+AVG_POOL_GLOBAL(bf16, 8, nchw, false, bf16x8)
+AVG_POOL_GLOBAL(bf16, 1, nchw, false, bf16)
 
 #define AVG_POOL_WARP(T, VARIANT)                                                                                       \
     extern "C" __global__ void __launch_bounds__(THREADS) avg_pool_forward_warp_##VARIANT(                              \

@@ -47,6 +47,33 @@ __device__ __forceinline__ void strided_copy(const TX* x, TY* y, int outer, Copy
         }
 }
 
+// Images of three planes to pixels of three channels, V pixels per thread: of each plane one access, and three to store.
+template <typename TX, typename TY, int V>
+__device__ __forceinline__ void interleave(const TX* x, TY* y, int N, u32 pixels) {
+    u32 at = (blockIdx.x * THREADS + threadIdx.x) * V;
+    if (at >= pixels) return;
+    for (int n = blockIdx.y; n < N; n += gridDim.y) {
+        const TX* source = x + (i64)n * 3 * pixels + at;
+        TY* target = y + ((i64)n * pixels + at) * 3;
+        Pack<TX, V> planes[3];
+        Pack<TY, V> values[3];
+#pragma unroll
+        for (int c = 0; c < 3; c++) planes[c] = load<TX, V>(source + (i64)c * pixels);
+#pragma unroll
+        for (int k = 0; k < 3 * V; k++) values[k / V].v[k % V] = from_float<TY>(to_float(planes[k % 3].v[k / 3]));
+#pragma unroll
+        for (int k = 0; k < 3; k++) store<TY, V>(target + k * V, values[k]);
+    }
+}
+#define INTERLEAVE(TX, TY, V, VARIANT)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS) interleave_##VARIANT(const TX* x, TY* y, int N, u32 pixels) { \
+        interleave<TX, TY, V>(x, y, N, pixels);                                                                         \
+    }
+INTERLEAVE(float, float, 4, f32_f32x4)
+INTERLEAVE(float, float, 1, f32_f32)
+INTERLEAVE(float, bf16, 8, f32_bf16x8)
+INTERLEAVE(float, bf16, 1, f32_bf16)
+
 // Fewer channels than 16 bytes hold, innermost, and zeros behind them: one store per pixel.
 template <typename T, int V> __device__ __forceinline__ void pad_channels(const T* x, T* y, u32 pixels, int C) {
 #pragma unroll

@@ -81,6 +81,11 @@ def layout(on: Context, *, x: Array, y: Array) -> Launcher:
     n, c, h, w = x.shape4
     if x.layouts & y.layouts:
         return _same_layout(on, x, y)
+    if c == 3 and x.dtype == "float32" and "nchw" in x.layouts and "nhwc" in y.layouts:  # a batch of images
+        width = 16 // y.itemsize
+        width = width if h * w % width == 0 and x.aligned(4) and y.aligned(width) else 1
+        name = f"interleave_{x.code}_{suffix(y.code, width)}"
+        return on.bind("layout", name, image_grid(h * w // width, n), BLOCK, x, y, n, u32(h * w))
     if min(c, h * w) >= 16:
         a, b = (c, h * w) if "nchw" in x.layouts else (h * w, c)
         grid = (blocks(b, 64), blocks(a, 64), min(n, 65535))

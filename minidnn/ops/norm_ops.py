@@ -18,6 +18,8 @@ PARTS = 528
 order of additions is too."""
 FETCHES = 4
 """Loads that a thread of reduction.cu has in flight."""
+FORWARD_PACKS, BACKWARD_PACKS = 4, 2
+"""Packs that a thread of norm.cu normalizes."""
 
 
 class Channels(ctypes.Structure):
@@ -38,6 +40,14 @@ def pixel_width(layout: str, first: Array, *others: Array | None) -> int:
     """Elements per access: along the channels in NHWC, along an image's pixels in NCHW."""
     _, c, h, w = first.shape4
     return vector(c if layout == "nhwc" else h * w, first, *others)
+
+
+def _normalized_width(layout: str, arrays: tuple[Array | None, ...], channels: tuple[Array | None, ...]) -> int:
+    """Elements per access of arrays like X, the first of them, where what there is per channel can be read so too."""
+    first, *others = arrays
+    assert first is not None
+    width = pixel_width(layout, first, *others)
+    return width if layout == "nchw" or all(a.aligned(4) for a in channels if a is not None) else 1
 
 
 def _sums(
@@ -83,7 +93,7 @@ def bias_backward(on: Context, *, dy: Array, db: Array) -> Launcher:
     return sequence(launch, on.bind("reduction", "finish_bias", *_finish_grid(c), parts, count, c, db))
 
 
-def _apply(layout: str, x: Array, width: int) -> tuple[Grid, object, Channels]:
+def _apply(layout: str, x: Array, width: int, packs_per_thread: int) -> tuple[Grid, object, Channels]:
     """Grid, number of packs and channel decoding of an element-wise kernel over X."""
     _, c, h, w = x.shape4
     packs = x.size // width
@@ -91,7 +101,7 @@ def _apply(layout: str, x: Array, width: int) -> tuple[Grid, object, Channels]:
         raise ShapeError(f"an operand of shape {list(x.shape)} is too large; use a smaller batch")
     inner = c // width if layout == "nhwc" else c
     channels = Channels(FastDiv(inner), FastDiv(max(1, h * w // width)))
-    return (blocks(packs), 1, 1), u32(packs), channels
+    return (blocks(packs, packs_per_thread * THREADS), 1, 1), u32(packs), channels
 
 
 def batch_norm_forward(
@@ -108,8 +118,8 @@ def batch_norm_forward(
         i64(1 if layout == "nhwc" else h * pixels), i64(n * h * pixels), running_mean, running_var, mean, invstd,
         float(momentum), float(eps),
     )  # fmt: skip
-    width = pixel_width(layout, x, y)
-    grid, packs, channels = _apply(layout, x, width)
+    width = _normalized_width(layout, (x, y), (mean, invstd, w, b))
+    grid, packs, channels = _apply(layout, x, width, FORWARD_PACKS)
     apply = on.bind(
         "norm", f"batch_norm_forward_{layout}_{suffix(x.code, width)}", grid, BLOCK,
         x, y, mean, invstd, w, b, packs, channels, -1.0, relu,
@@ -123,8 +133,8 @@ def batch_norm_inference(
 ) -> Launcher:  # fmt: skip
     """Y normalized by the running statistics."""
     layout = common_layout("batch_norm_inference", x, y)
-    width = pixel_width(layout, x, y)
-    grid, packs, channels = _apply(layout, x, width)
+    width = _normalized_width(layout, (x, y), (running_mean, running_var, w, b))
+    grid, packs, channels = _apply(layout, x, width, FORWARD_PACKS)
     return on.bind(
         "norm", f"batch_norm_forward_{layout}_{suffix(x.code, width)}", grid, BLOCK,
         x, y, running_mean, running_var, w, b, packs, channels, float(eps), relu,
@@ -149,8 +159,8 @@ def batch_norm_backward(
     )
     if dx is None:
         return sequence(sums, finish)
-    width = pixel_width(layout, x, dy, dx, gate)
-    grid, packs, channels = _apply(layout, x, width)
+    width = _normalized_width(layout, (x, dy, dx, gate), (mean, invstd, w, means))
+    grid, packs, channels = _apply(layout, x, width, BACKWARD_PACKS)
     apply = on.bind(
         "norm", f"batch_norm_backward_{layout}_{suffix(x.code, width)}", grid, BLOCK,
         x, dy, gate, dx, mean, invstd, w, means, c, packs, channels,

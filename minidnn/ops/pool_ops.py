@@ -11,7 +11,7 @@ from ctypes import c_int32
 from minidnn.errors import ShapeError
 from minidnn.ops.array import Array, common_layout, suffix, vector
 from minidnn.ops.context import Context
-from minidnn.ops.kernels import BLOCK, THREADS, FastDiv, Launcher, Split, Strides, image_grid, u32
+from minidnn.ops.kernels import BLOCK, THREADS, FastDiv, Launcher, Split, Strides, blocks, image_grid, u32
 
 Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]
@@ -149,6 +149,13 @@ def _average(
     )  # fmt: skip
 
 
+def _average_window(geometry: Average) -> str:
+    """The variant for a window that kernels know at compile time, else empty."""
+    window = (geometry.R, geometry.S, geometry.stride_h, geometry.stride_w)
+    known = {(2, 2, 2, 2): "_k2s2", (3, 3, 1, 1): "_k3s1"}
+    return "" if geometry.adaptive else known.get(window, "")
+
+
 def _avg_forward(on: Context, x: Array, y: Array, geometry: Average) -> Launcher:
     n, c, _, _ = x.shape4
     _, _, p, q = y.shape4
@@ -161,19 +168,34 @@ def _avg_forward(on: Context, x: Array, y: Array, geometry: Average) -> Launcher
     width = vector(c, x, y) if layout == "nhwc" else 1
     split, count = _split(layout, width, c, p, q)
     return on.bind(
-        "average", f"avg_pool_forward_{layout}_{suffix(x.code, width)}", image_grid(count, n), BLOCK,
-        x, y, n, geometry, split, u32(count), Strides(x), Strides(y),
+        "average", f"avg_pool_forward_{layout}_{suffix(x.code, width)}{_average_window(geometry)}",
+        image_grid(count, n), BLOCK, x, y, n, geometry, split, u32(count), Strides(x), Strides(y),
     )  # fmt: skip
 
 
 def _avg_backward(on: Context, dy: Array, mask: Array | None, dx: Array, geometry: Average) -> Launcher:
     n, c, h, w = dx.shape4
     layout = common_layout("average pooling", dx, dy, mask)
+    window = (geometry.R, geometry.S, geometry.end_h, geometry.end_w)
+    if dy.shape4[2:] == (1, 1) and (geometry.adaptive or window == (h, w, h, w)) and dx.size < 2**31:
+        return _avg_backward_global(on, dy, mask, dx, layout)
     width = vector(c, dx, dy, mask) if layout == "nhwc" else 1
     split, count = _split(layout, width, c, h, w)
     return on.bind(
-        "average", f"avg_pool_backward_{layout}_{suffix(dy.code, width)}", image_grid(count, n), BLOCK,
-        dy, mask, dx, n, geometry, split, u32(count), Strides(dx), Strides(dy),
+        "average", f"avg_pool_backward_{layout}_{suffix(dy.code, width)}{_average_window(geometry)}",
+        image_grid(count, n), BLOCK, dy, mask, dx, n, geometry, split, u32(count), Strides(dx), Strides(dy),
+    )  # fmt: skip
+
+
+def _avg_backward_global(on: Context, dy: Array, mask: Array | None, dx: Array, layout: str) -> Launcher:
+    """The gradient of the mean of a whole image."""
+    _, c, h, w = dx.shape4
+    width = vector(c, dx, dy, mask) if layout == "nhwc" else vector(dx.size, dx, mask)
+    inner, outer = (c // width, h * w) if layout == "nhwc" else (h * w, 1)
+    packs = dx.size // width
+    return on.bind(
+        "average", f"avg_pool_backward_global_{layout}_{suffix(dy.code, width)}", (blocks(packs), 1, 1), BLOCK,
+        dy, mask, dx, u32(packs), FastDiv(inner), FastDiv(outer), 1.0 / (h * w),
     )  # fmt: skip
 
 

@@ -83,6 +83,8 @@ WINDOWS = {  # (N, C, H, W), kernel, stride, padding, dilation, output
     "3x3 stride 2": ((2, 16, 9, 11), (3, 3), (2, 2), NO_PADDING, (1, 1), (4, 5)),
     "3x3 stride 2, padded": ((2, 8, 8, 7), (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), (4, 4)),
     "3x3 stride 2, ceil": ((1, 16, 8, 8), (3, 3), (2, 2), NO_PADDING, (1, 1), (4, 4)),
+    "3x3 stride 1": ((2, 8, 7, 6), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), (7, 6)),
+    "3x3 stride 1, unpadded": ((1, 16, 6, 7), (3, 3), (1, 1), NO_PADDING, (1, 1), (4, 5)),
     "3x2 stride 1": ((1, 8, 6, 5), (3, 2), (1, 1), ((1, 1), (1, 1)), (1, 1), (6, 6)),
     "dilated": ((1, 3, 9, 9), (2, 3), (2, 1), ((1, 1), (1, 1)), (3, 2), (4, 7)),
     "stride over window": ((1, 8, 9, 9), (2, 2), (3, 4), NO_PADDING, (1, 1), (3, 2)),
@@ -191,7 +193,7 @@ def test_the_bias_gradient_is_the_hosts(place: Place, shape: tuple[int, ...], la
 @LAYOUTS
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("affine", [False, True])
-@pytest.mark.parametrize("shape", [(4, 16, 6, 4), (3, 5, 7, 3), (9, 40, 1, 1)])
+@pytest.mark.parametrize("shape", [(4, 16, 6, 4), (3, 5, 7, 3), (9, 40, 1, 1), (20, 16, 9, 8), (30, 24, 7, 7)])
 def test_batch_norm_and_its_gradient_are_the_hosts(
     place: Place, shape: tuple[int, ...], layout: str, dtype: str, relu: bool, affine: bool
 ) -> None:
@@ -300,7 +302,9 @@ def test_a_bias_is_added_per_channel(place: Place, shape: tuple[int, ...], relu:
 @pytest.mark.parametrize("source", ["float32", "bfloat16"])
 @pytest.mark.parametrize("target", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("before", "after"), [("NCHW", "NHWC"), ("NHWC", "NCHW"), ("NCHW", "NCHW")])
-@pytest.mark.parametrize("shape", [(2, 3, 9, 8), (1, 70, 5, 13), (2, 16, 7, 7), (3, 17), (65, 64, 1, 3)])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 9, 8), (3, 3, 17, 19), (1, 70, 5, 13), (2, 16, 7, 7), (3, 17), (65, 64, 1, 3)]
+)
 def test_layout_and_cast_change_no_value(
     place: Place, shape: tuple[int, ...], before: str, after: str, source: str, target: str
 ) -> None:
