@@ -183,7 +183,7 @@ class Bench:
         return {
             "fits": True, **found, "startup_s": startup, "stall_ms": dict(timeline.stall_ms), "recorded_ms":
             timeline.end_ms, "peak_bytes": peak.nbytes, "context_bytes": peak.before, **sizes, **about(schedule),
-            "simulated": predicted(schedule, profile, found["ms"], trainer.pinned_bytes),
+            "simulated": predicted(schedule, profile, found["ms"], sizes["pinned_bytes"]),
             "bounds": bounds(schedule, profile, budget or schedule.peak_bytes),
         }  # fmt: skip
 
