@@ -10,12 +10,14 @@ struct Pool {
     int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
 };
 
-// The first maximum in row-major order wins; a NaN wins over everything before it. at = -1: nothing considered yet.
-template <typename T, int V> __device__ __forceinline__ void consider(const Pack<T, V>& x, int tap, float* best, int* at) {
+// The first maximum in row-major order wins; a NaN wins over everything before it. Where there is something BEFORE, `at`
+// is a tap; else it may be -1: nothing considered yet.
+template <typename T, int V, bool BEFORE>
+__device__ __forceinline__ void consider(const Pack<T, V>& x, int tap, float* best, int* at) {
 #pragma unroll
     for (int v = 0; v < V; v++) {
         float value = to_float(x.v[v]);
-        if (value > best[v] || value != value || at[v] < 0) {
+        if (value > best[v] || value != value || (!BEFORE && at[v] < 0)) {
             best[v] = value;
             at[v] = tap;
         }
@@ -62,7 +64,12 @@ __device__ __forceinline__ void max_pool_forward(const T* x, T* y, i8* index, in
             for (int t = 0; t < K * K; t++)
                 window[t] = load<T, V>(source + (h + t / (K ? K : 1)) * sx.h + (w + t % (K ? K : 1)) * sx.w);
 #pragma unroll
-            for (int t = 0; t < K * K; t++) consider<T, V>(window[t], t, best, tap);
+            for (int v = 0; v < V; v++) {
+                best[v] = to_float(window[0].v[v]);
+                tap[v] = 0;
+            }
+#pragma unroll
+            for (int t = 1; t < K * K; t++) consider<T, V, true>(window[t], t, best, tap);
         } else {
             for (int r = 0; r < R; r++) {
                 int row = h + r * dh;
@@ -70,7 +77,7 @@ __device__ __forceinline__ void max_pool_forward(const T* x, T* y, i8* index, in
                 for (int s = 0; s < S; s++) {
                     int column = w + s * dw;
                     if (column < 0 || column >= g.W) continue;
-                    consider<T, V>(load<T, V>(source + row * sx.h + column * sx.w), r * S + s, best, tap);
+                    consider<T, V, false>(load<T, V>(source + row * sx.h + column * sx.w), r * S + s, best, tap);
                 }
             }
         }
@@ -94,13 +101,13 @@ __device__ __forceinline__ void max_pool_forward_pairs(const T* x, T* y, i8* ind
 #pragma unroll
         for (int v = 0; v < V; v++) {
             T window[4] = {above.v[2 * v], above.v[2 * v + 1], below.v[2 * v], below.v[2 * v + 1]};
-            best[v] = -__uint_as_float(INFINITY_BITS);
-            tap[v] = -1;
+            best[v] = to_float(window[0]);
+            tap[v] = 0;
 #pragma unroll
-            for (int t = 0; t < 4; t++) {
+            for (int t = 1; t < 4; t++) {
                 Pack<T, 1> one;
                 one.v[0] = window[t];
-                consider<T, 1>(one, t, best + v, tap + v);
+                consider<T, 1, true>(one, t, best + v, tap + v);
             }
         }
         store_maximum<T, V>(y, index, n * sy.n + c * sy.c + p * sy.h + q, best, tap, relu);
@@ -117,17 +124,30 @@ __device__ __forceinline__ void max_pool_backward_tile(const T* dy, const i8* in
     Place at = place(i, split);
     int c = LAST ? at.inner * V : at.outer, tw = LAST ? at.middle : at.inner, th = LAST ? at.outer : at.middle;
     for (int n = blockIdx.y; n < N; n += gridDim.y) {
+        Pack<T, V> gradients[(D + 1) * (D + 1)];
+        Pack<i8, V> taps[(D + 1) * (D + 1)];
+#pragma unroll
+        for (int window = 0; window < (D + 1) * (D + 1); window++) {  // all loads are issued before the first sum
+            int p = th - (D - window / (D + 1)), q = tw - (D - window % (D + 1));
+            bool there = p >= 0 && q >= 0 && p < g.P && q < g.Q;
+            i64 offset = n * sy.n + (i64)c * sy.c + p * sy.h + q * sy.w;
+            if (there) {
+                gradients[window] = load<T, V>(dy + offset);
+                taps[window] = load<i8, V>(index + offset);
+            } else {
+#pragma unroll
+                for (int v = 0; v < V; v++) {
+                    gradients[window].v[v] = from_float<T>(0.0f);
+                    taps[window].v[v] = -1;
+                }
+            }
+        }
         float sum[ST][ST][V];
 #pragma unroll
         for (int a = 0; a < ST * ST * V; a++) (&sum[0][0][0])[a] = 0.0f;
 #pragma unroll
         for (int window = 0; window < (D + 1) * (D + 1); window++) {
             const int back_h = D - window / (D + 1), back_w = D - window % (D + 1);
-            int p = th - back_h, q = tw - back_w;
-            if (p < 0 || q < 0 || p >= g.P || q >= g.Q) continue;
-            i64 offset = n * sy.n + (i64)c * sy.c + p * sy.h + q * sy.w;
-            Pack<T, V> gradient = load<T, V>(dy + offset);
-            Pack<i8, V> tap = load<i8, V>(index + offset);
 #pragma unroll
             for (int a = 0; a < ST; a++)
 #pragma unroll
@@ -136,7 +156,7 @@ __device__ __forceinline__ void max_pool_backward_tile(const T* dy, const i8* in
                     if (r >= K || s >= K) continue;
 #pragma unroll
                     for (int v = 0; v < V; v++)
-                        if (tap.v[v] == r * K + s) sum[a][b][v] += to_float(gradient.v[v]);
+                        if (taps[window].v[v] == r * K + s) sum[a][b][v] += to_float(gradients[window].v[v]);
                 }
         }
 #pragma unroll
