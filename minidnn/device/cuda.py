@@ -120,7 +120,7 @@ class CudaDevice(Device):
         except self._runtime.CUDARuntimeError as error:
             raise OutOfDeviceMemory(
                 f"the arena needs {format_size(nbytes)}; device {self.name} has {format_size(free)} free of "
-                f"{format_size(total)}: use a smaller batch or budget"
+                f"{format_size(total)}: use a smaller batch, a memory mode that offloads more, or a budget"
             ) from error
         region = Region(nbytes, address, None)
         self._arenas[address] = region

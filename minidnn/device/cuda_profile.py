@@ -61,7 +61,7 @@ def _convolution(device: CudaDevice, graph: Graph, op: Op) -> tuple[Algorithm, .
     arrays = {argument: Array.of(graph.tensors[name], 0) for argument, name in op.bindings}
     p = problem(op.function, graph.target.precision, arrays, **dict(op.attributes))
     found = device.plans(device.stream("compute")).algorithms(p)
-    if not device.in_use and any(a.ms is None for a in found):
+    if not device.in_use:
         found = _measured(device, op, p, arrays, found)
     return tuple(a for a in found if a.ms is not None) or found
 
@@ -71,23 +71,26 @@ def _measured(
 ) -> tuple[Algorithm, ...]:
     """The plans with their times, on disk at once: measuring them all can take a minute, and may be interrupted."""
     plans = device.plans(device.stream("compute"))
-    plans.record(p, _measure(device, op, p, arrays, found))
-    plans.store.save()
+    times = _measure(device, op, p, arrays, found)
+    if times:
+        plans.record(p, times)
+        plans.store.save()
     return plans.algorithms(p)
 
 
 def _measure(
     device: CudaDevice, op: Op, p: Problem, arrays: Mapping[str, Array], found: tuple[Algorithm, ...]
 ) -> dict[str, float | None]:
-    """ms by algorithm, on random values; None where it fails to run. What does not fit the card is left out."""
+    """ms of the plans that have none yet, on random values; None where one fails to run. What does not fit the card is
+    left out."""
     places, end = {}, device.scratch_bytes
     for name, array in arrays.items():
         places[name] = end
         end = round_up(end + array.nbytes, 512)
     room = device.memory_info().free - end - SPARE
-    fitting = [a for a in found if a.workspace <= room]
+    fitting = [a for a in found if a.ms is None and a.workspace <= room]
     times: dict[str, float | None] = {}
-    best = inf
+    best = min((a.ms for a in found if a.ms is not None), default=inf)
     if not fitting:
         return times
     region = device.arena(end + max(a.workspace for a in fitting))

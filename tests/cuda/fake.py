@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -127,24 +128,25 @@ def at(array: Array) -> np.ndarray:
 class HostPlans:
     """Two plans for each convolution: one with a fused epilogue and a workspace, one without either."""
 
+    LARGE = 4096
+    """Bytes of the workspace."""
+
     def __init__(self, stream: int, store: PlanStore, deterministic: bool = False) -> None:
         self.store = store
 
     def algorithms(self, problem: Problem) -> tuple[Algorithm, ...]:
         known = self.store.algorithms(problem.key)
         if not known:
-            known = (Algorithm("fused host", 4096), Algorithm("host", 0))
+            known = (Algorithm("fused host", self.LARGE), Algorithm("host", 0))
             self.store.put(problem.key, known, {})
         return known
 
     def explore(self, problem: Problem, compiled: int = 0) -> tuple[Algorithm, ...]:
         return self.algorithms(problem)
 
-    def record(self, problem: Problem, times: dict[str, float]) -> None:
-        if not times:
-            return
-        timed = tuple(Algorithm(n, 4096 * n.startswith("fused"), ms) for n, ms in times.items())
-        self.store.put(problem.key, timed, {})
+    def record(self, problem: Problem, times: dict[str, float | None]) -> None:
+        known = [a for a in self.algorithms(problem) if times.get(a.name, 0.0) is not None]
+        self.store.put(problem.key, tuple(replace(a, ms=times.get(a.name, a.ms)) for a in known), {})
 
     def bind(self, problem: Problem, algorithm: str, workspace: int) -> Launcher:
         fused = algorithm.startswith("fused")

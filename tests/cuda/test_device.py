@@ -13,7 +13,7 @@ from minidnn import Trainer, nn, optim
 from minidnn.device.cuda import CudaDevice
 from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError, DeviceError, OutOfDeviceMemory
-from tests.cuda.fake import LINK, TOTAL, RuntimeLibrary, fake_cuda
+from tests.cuda.fake import LINK, TOTAL, HostPlans, RuntimeLibrary, fake_cuda
 from tests.cuda.support import why_no_cuda, why_no_emulator
 
 BOTH = pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.cuda)], ids=["fake", "cuda"])
@@ -182,6 +182,27 @@ def test_measured_times_order_the_plans() -> None:
         assert (profile.link, profile.target, profile.measured) == (LINK, target, True)
         assert device.profile(graph) == profile  # known now: nothing is measured again
         assert runtime.memory == {}
+
+
+def test_plans_without_room_to_measure_do_not_cost_time_again() -> None:
+    from minidnn.device.cuda_profile import SPARE
+    from minidnn.graph.build import build
+    from minidnn.graph.graph import Target
+
+    graph = build(network(), nn.CrossEntropyLoss(), (4, 3, 12, 12), Target("native", "tf32", "NHWC"))
+    launches = []
+
+    def milliseconds(*arguments: object) -> float:
+        launches.append(arguments)
+        return 1.0
+
+    with fake_cuda() as (device, _), patch.object(device, "milliseconds", milliseconds):
+        with patch.object(HostPlans, "LARGE", TOTAL - SPARE):
+            for _ in range(2):
+                profile = device.profile(graph)
+        convolutions = [op for op in graph.ops if "conv2d" in op.function]
+        assert len(launches) == len(convolutions)
+        assert all(profile.algorithms(graph, op)[0].name == "host" for op in convolutions)
 
 
 def test_a_machine_without_cuda_says_what_is_missing() -> None:
