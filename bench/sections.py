@@ -112,19 +112,22 @@ def figure_9(results: Path) -> str:
 
 
 def planners(results: Path) -> str:
-    """Time over the lower bound, mean over the budgets at which a policy fits."""
+    """Time over the lower bound, mean over the budgets at which a policy fits; and how far `best` is from it at most."""
     text = ""
     for file, found in files(results, "planners.json"):
-        policies = list(dict.fromkeys(name for row in found["summary"] for name in row["mean_ratio"]))
+        rows = found.get("summary", [])  # a run that was cut short has none yet
+        policies = list(dict.fromkeys(name for row in rows for name in row["mean_ratio"]))
         lines = []
-        for row in found["summary"]:
+        for row in rows:
             cells = [
                 "-" if row["mean_ratio"].get(p) is None else f"{row['mean_ratio'][p]:.3f} ({row['fits'][p]})"
                 for p in policies
             ]
-            lines.append([row["case"], str(row["budgets"]), *cells])
-        text += table(["network (batch), GPU", "budgets", *(f"`{p}`" for p in policies)], lines)
-        text += origin(file, found, "planners.py")
+            near = f"{row['within']}/{row['budgets']}"
+            lines.append([row["case"], *cells, near, f"{row['worst_ratio']:.3f}"])
+        head = ["network (batch), GPU", *(f"`{p}`" for p in policies), f"`best` within {found.get('near')}",
+                "worst of `best`"]  # fmt: skip
+        text += table(head, lines) + origin(file, found, "planners.py") if lines else ""
     return text
 
 

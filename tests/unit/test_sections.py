@@ -97,11 +97,20 @@ def test_pytorchs_time_has_the_batchs_copy_and_its_memory_is_the_steady_one(tmp_
 
 
 def test_planners_that_never_fit_have_a_dash(tmp_path: Path) -> None:
-    row = {"case": "VGG", "budgets": 20, "mean_ratio": {"best": 1.05, "tflms": None}, "fits": {"best": 20, "tflms": 0}}
-    write(tmp_path, "planners.json", {**HERE, "summary": [row]})
+    row = {
+        "case": "VGG", "budgets": 20, "mean_ratio": {"best": 1.05, "tflms": None}, "fits": {"best": 20, "tflms": 0},
+        "within": 19, "worst_ratio": 1.25,
+    }  # fmt: skip
+    write(tmp_path, "planners.json", {**HERE, "near": 1.2, "summary": [row]})
     assert cells(planners(tmp_path)) == [
-        ["network (batch), GPU", "budgets", "`best`", "`tflms`"], ["VGG", "20", "1.050 (20)", "-"]
-    ]  # fmt: skip
+        ["network (batch), GPU", "`best`", "`tflms`", "`best` within 1.2", "worst of `best`"],
+        ["VGG", "1.050 (20)", "-", "19/20", "1.250"],
+    ]
+
+
+def test_planners_that_were_cut_short_are_not_mentioned(tmp_path: Path) -> None:
+    write(tmp_path, "planners.json", HERE)
+    assert planners(tmp_path) == ""
 
 
 def test_convolutions_add_up_the_fastest_plan_of_each_problem_as_often_as_it_occurs(tmp_path: Path) -> None:
