@@ -112,7 +112,7 @@ def figure_9(results: Path) -> str:
 
 
 def planners(results: Path) -> str:
-    """Time over the lower bound, mean over the budgets at which a policy fits; and how far `best` is from it at most."""
+    """Time over the lower bound, mean over the budgets at which a policy fits; and how far `best` is from it."""
     text = ""
     for file, found in files(results, "planners.json"):
         rows = found.get("summary", [])  # a run that was cut short has none yet
