@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 from minidnn.codec import PackedMemory, warm_up
 from minidnn.device.base import Device, Region
@@ -26,7 +25,7 @@ from minidnn.run.executor import Executor
 from minidnn.run.fewer_rows import for_fewer_rows
 from minidnn.run.live import executor_for
 from minidnn.run.observe import GradientObserver
-from minidnn.run.timing import time_if_it_fits
+from minidnn.run.timing import Timer
 from minidnn.schedule.actions import Schedule
 from minidnn.units import format_size
 
@@ -155,8 +154,9 @@ class Programs:
                 (mode, replace(o, budget=room, pinned=self.pinned_bytes)) for o in (options, placed) for mode in modes
             ]
         # Of several candidates (dyn) the fastest is found by running them, before anything else has memory.
-        score = partial(time_if_it_fits, self.device) if purpose.train and self.arena is None else None
-        return _first_fitting(graph, ways, profile, self.persistent or None, score)
+        with Timer(self.device) as timer:
+            score = timer if purpose.train and self.arena is None else None
+            return _first_fitting(graph, ways, profile, self.persistent or None, score)
 
     def executor(self, purpose: Purpose, rows: int) -> Executor:
         """The compiled program."""

@@ -6,28 +6,64 @@ from math import inf
 from statistics import median
 from time import perf_counter
 
-from minidnn.device.base import Device
+from minidnn.device.base import Device, Region
 from minidnn.errors import OutOfDeviceMemory, OutOfPinnedMemory
 from minidnn.run.live import executor_for
 from minidnn.run.slot import BatchSlot, slot_fields
-from minidnn.schedule.actions import Schedule
+from minidnn.schedule.actions import Action, Schedule
 
 PASSES = 3
 """Timed iterations, after one that warms up; the median counts."""
 
 
-def time_if_it_fits(device: Device, schedule: Schedule) -> float:
-    """Milliseconds of one iteration; infinite for a schedule that the device has no room for."""
-    try:
-        return time_schedule(device, schedule)
-    except (OutOfDeviceMemory, OutOfPinnedMemory):
-        return inf
+class Timer:
+    """Times schedules one after the other; call it with each. A context manager.
+
+    The pinned slab of the largest so far is kept until the end, since taking one is what costs most; candidates that
+    do the same work are timed once.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._slab: Region | None = None
+        self._known: list[tuple[tuple[Action, ...], int, float]] = []
+
+    def __call__(self, schedule: Schedule) -> float:
+        """Milliseconds of one iteration; infinite for a schedule that the device has no room for."""
+        for actions, pool, ms in self._known:
+            if (actions, pool) == (schedule.actions, schedule.pool_bytes):
+                return ms
+        try:
+            ms = time_schedule(self._device, schedule, self._slab_for(schedule.pinned_bytes))
+        except (OutOfDeviceMemory, OutOfPinnedMemory):
+            ms = inf
+        self._known.append((schedule.actions, schedule.pool_bytes, ms))
+        return ms
+
+    def _slab_for(self, nbytes: int) -> Region | None:
+        if self._slab is None or self._slab.nbytes < nbytes:
+            self.close()
+            self._slab = self._device.pinned(nbytes) if nbytes else None
+        return self._slab
+
+    def close(self) -> None:
+        """Give the slab back."""
+        if self._slab is not None:
+            self._device.give_back(self._slab)
+            self._slab = None
+
+    def __enter__(self) -> Timer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
-def time_schedule(device: Device, schedule: Schedule) -> float:
-    """Milliseconds of one iteration on a batch of zeros, in memory of its own that is given back at the end.
+def time_schedule(device: Device, schedule: Schedule, slab: Region | None) -> float:
+    """Milliseconds of one iteration on a batch of zeros, in an arena of its own that is given back at the end.
 
-    Weights are whatever lies there: no result is looked at.
+    `slab` is pinned memory of at least the size that the schedule needs. Weights are whatever lies in the arena: no
+    result is looked at.
     """
     graph = schedule.graph
     labels = graph.tensors["labels"]
@@ -39,9 +75,7 @@ def time_schedule(device: Device, schedule: Schedule) -> float:
         slot.array("scalars").fill(1)  # optimizers divide by some of them
         arena = device.arena(schedule.peak_bytes)
         regions.append(arena)
-        pinned = device.pinned(schedule.pinned_bytes) if schedule.pinned_bytes else None
-        regions += [pinned] if pinned else []
-        executor = executor_for(device, schedule, arena, pinned)
+        executor = executor_for(device, schedule, arena, slab)
         times = []
         for _ in range(PASSES + 1):
             began = perf_counter()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from math import inf
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from minidnn import nn, optim
+from minidnn.device.base import Region
 from minidnn.device.host import HostDevice
 from minidnn.graph.build import build
 from minidnn.models import create
@@ -22,7 +25,7 @@ from minidnn.run.compare import Experiment, measure, mismatches
 from minidnn.run.footprint import driver_rounded, footprint
 from minidnn.run.record import Recorder
 from minidnn.run.simulator import simulate
-from minidnn.run.timing import time_schedule
+from minidnn.run.timing import Timer
 from minidnn.run.trainer import Trainer
 from minidnn.schedule.actions import Launch, Offload, Prefetch
 
@@ -147,9 +150,30 @@ def test_timing_a_schedule_gives_all_memory_back() -> None:
     net = create("smallvgg")
     graph = build(net, nn.CrossEntropyLoss(), (8, 1, 8, 8), optimizer=optim.SGD(0.1))
     with HostDevice() as device:
-        schedule = choose(graph, "vdnn++:all(m)", device.profile(graph))
-        assert time_schedule(device, schedule) > 0
+        found = {m: choose(graph, m, device.profile(graph)) for m in ("base", "vdnn++:all(m)", "vdnn++:conv(m)")}
+        taken: list[int] = []
+        pinned = device.pinned
+
+        def take(nbytes: int) -> Region:
+            taken.append(nbytes)
+            return pinned(nbytes)
+
+        with patch.object(device, "pinned", take), Timer(device) as ms:
+            times = {mode: ms(schedule) for mode, schedule in found.items()}
+            assert min(times.values()) > 0
+            assert ms(found["base"]) == times["base"], "the same work is timed once"
+        slots, slabs = taken[0], [nbytes for nbytes in taken if nbytes != taken[0]]
+        assert taken.count(slots) == 3
+        assert slabs == [found["vdnn++:all(m)"].pinned_bytes], "a slab that is large enough serves again"
         assert (device.memory_info().used, device.memory_info().pinned) == (0, 0)
+
+
+def test_what_has_no_room_is_infinitely_slow() -> None:
+    graph = build(create("smallvgg"), nn.CrossEntropyLoss(), (8, 1, 8, 8), optimizer=optim.SGD(0.1))
+    with HostDevice(memory=1000) as device, Timer(device) as ms:
+        assert ms(choose(graph, "vdnn++:all(m)", device.profile(graph))) == inf
+        assert device.memory_info().pinned > 0
+    assert device.memory_info().pinned == 0
 
 
 # -- bounds and footprints
