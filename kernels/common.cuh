@@ -108,5 +108,25 @@ __device__ __forceinline__ float block_sum(float x, float* slots) {
     return total;
 }
 
+// One instruction each on the GPU, right to 22 bits or so.
+__device__ __forceinline__ float near_log2(float x) {
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return log2f(x);
+#endif
+}
+__device__ __forceinline__ float near_reciprocal(float x) {
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return 1.0f / x;
+#endif
+}
+
 #define INFINITY_BITS 0x7f800000u
 #define NAN_BITS 0x7fc00000u

@@ -21,7 +21,7 @@ template <bool LAST> __device__ __forceinline__ void own(int u, int& c, int& p) 
 template <bool LAST> __device__ __forceinline__ i64 lrn_offset(int c, int p, const Lrn& g) {
     return LAST ? (i64)p * g.C + c : (i64)c * g.pixels + p;
 }
-__device__ __forceinline__ float power(float x, float exponent) { return exp2f(exponent * log2f(x)); }
+__device__ __forceinline__ float power(float x, float exponent) { return exp2f(exponent * near_log2(x)); }
 
 // scale = k + alpha / size * sum of x^2 over channels c - size / 2 .. c + (size - 1) / 2;  y = x * scale^-beta
 template <typename T, bool LAST>
@@ -40,7 +40,7 @@ __device__ __forceinline__ void lrn_forward(const T* x, T* y, float* scale, int 
             tile[(c + before) * LRN_PITCH + p] = mine[u];
         }
         for (int i = threadIdx.x; i < (g.size - 1) * LRN_PIXELS; i += THREADS) {
-            int p = i % LRN_PIXELS, c = i / LRN_PIXELS;
+            int p = LAST ? i / (g.size - 1) : i % LRN_PIXELS, c = LAST ? i % (g.size - 1) : i / LRN_PIXELS;
             c = c < before ? c - before : c - before + LRN_CHANNELS;
             bool inside = c0 + c >= 0 && c0 + c < g.C && p0 + p < g.pixels;
             tile[(c + before) * LRN_PITCH + p] = inside ? to_float(x[image + lrn_offset<LAST>(c0 + c, p0 + p, g)]) : 0.0f;
@@ -83,14 +83,15 @@ __device__ __forceinline__ void lrn_backward(const T* x, const T* y, const float
             float output = inside ? to_float(y[at]) : 0.0f;
             value[u] = inside ? to_float(x[at]) : 0.0f;
             direct[u] = gradient * power(s, -g.beta);
-            tile[(c + before) * LRN_PITCH + p] = gradient * output / s;
+            tile[(c + before) * LRN_PITCH + p] = gradient * output * near_reciprocal(s);
         }
         for (int i = threadIdx.x; i < (g.size - 1) * LRN_PIXELS; i += THREADS) {
-            int p = i % LRN_PIXELS, c = i / LRN_PIXELS;
+            int p = LAST ? i / (g.size - 1) : i % LRN_PIXELS, c = LAST ? i % (g.size - 1) : i / LRN_PIXELS;
             c = c < before ? c - before : c - before + LRN_CHANNELS;
             bool inside = c0 + c >= 0 && c0 + c < g.C && p0 + p < g.pixels;
             i64 at = image + lrn_offset<LAST>(c0 + c, p0 + p, g);
-            tile[(c + before) * LRN_PITCH + p] = inside ? to_float(dy[at]) * to_float(y[at]) / scale[at] : 0.0f;
+            tile[(c + before) * LRN_PITCH + p] =
+                inside ? to_float(dy[at]) * to_float(y[at]) * near_reciprocal(scale[at]) : 0.0f;
         }
         __syncthreads();
 #pragma unroll
@@ -120,6 +121,84 @@ LRN(float, nhwc, true, f32)
 LRN(float, nchw, false, f32)
 LRN(bf16, nhwc, true, bf16)
 LRN(bf16, nchw, false, bf16)
+
+// The usual window of 5 channels, NHWC: a thread takes V neighbours and the two channels on either side of them.
+#define LRN_REACH 2
+
+template <typename T, int V> struct Neighbours {
+    Pack<T, V> own;
+    Pack<T, LRN_REACH> left, right;
+    __device__ __forceinline__ Neighbours(const T* x, i64 at, bool first, bool last) {
+        own = load<T, V>(x + at);
+#pragma unroll
+        for (int v = 0; v < LRN_REACH; v++) left.v[v] = right.v[v] = from_float<T>(0.0f);
+        if (!first) left = load<T, LRN_REACH>(x + at - LRN_REACH);
+        if (!last) right = load<T, LRN_REACH>(x + at + V);
+    }
+    __device__ __forceinline__ float operator[](int v) const {  // -2 .. V + 1
+        return to_float(v < 0 ? left.v[v + LRN_REACH] : v < V ? own.v[v] : right.v[v - V]);
+    }
+};
+
+template <typename T, int V>
+__device__ __forceinline__ void lrn5_forward(const T* x, T* y, float* scale, u32 packs, FastDiv channel_packs, Lrn g) {
+    u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= packs) return;
+    u32 c = i - quotient(i, channel_packs) * channel_packs.divisor;
+    i64 at = (i64)i * V;
+    Neighbours<T, V> values(x, at, c == 0, c + 1 == channel_packs.divisor);
+    Pack<float, V> scales;
+    Pack<T, V> result;
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = v - LRN_REACH; j <= v + LRN_REACH; j++) sum += values[j] * values[j];
+        scales.v[v] = g.k + g.alpha_over_size * sum;
+        result.v[v] = from_float<T>(values[v] * power(scales.v[v], -g.beta));
+    }
+    store<float, V>(scale + at, scales);
+    store<T, V>(y + at, result);
+}
+
+template <typename T, int V>
+__device__ __forceinline__ void lrn5_backward(const T* x, const T* y, const float* scale, const T* dy, T* dx, u32 packs,
+                                              FastDiv channel_packs, Lrn g) {
+    u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= packs) return;
+    u32 c = i - quotient(i, channel_packs) * channel_packs.divisor;
+    bool first = c == 0, last = c + 1 == channel_packs.divisor;
+    i64 at = (i64)i * V;
+    Neighbours<T, V> outputs(y, at, first, last), gradients(dy, at, first, last);
+    Neighbours<float, V> scales(scale, at, first, last);
+    Pack<T, V> values = load<T, V>(x + at);
+    float terms[V + 2 * LRN_REACH];
+#pragma unroll
+    for (int v = -LRN_REACH; v < V + LRN_REACH; v++) {
+        bool outside = (first && v < 0) || (last && v >= V);  // there is no scale
+        terms[v + LRN_REACH] = outside ? 0.0f : gradients[v] * outputs[v] * near_reciprocal(scales[v]);
+    }
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j <= 2 * LRN_REACH; j++) sum += terms[v + j];
+        float direct = gradients[v] * power(scales[v], -g.beta);
+        values.v[v] = from_float<T>(direct - 2.0f * g.alpha_over_size * g.beta * to_float(values.v[v]) * sum);
+    }
+    store<T, V>(dx + at, values);
+}
+#define LRN5(T, V, VARIANT)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS) lrn5_forward_nhwc_##VARIANT(                                  \
+        const T* x, T* y, float* scale, u32 packs, FastDiv channel_packs, Lrn g) {                                      \
+        lrn5_forward<T, V>(x, y, scale, packs, channel_packs, g);                                                       \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) lrn5_backward_nhwc_##VARIANT(                                 \
+        const T* x, const T* y, const float* scale, const T* dy, T* dx, u32 packs, FastDiv channel_packs, Lrn g) {      \
+        lrn5_backward<T, V>(x, y, scale, dy, dx, packs, channel_packs, g);                                              \
+    }
+LRN5(float, 4, f32x4)
+LRN5(bf16, 8, bf16x8)
 
 // The channel of a pack: NHWC and N,F: i % C; NCHW: (i / pixels) % C.
 struct Channels {

@@ -175,12 +175,26 @@ def _lrn(function: str, x: Array, layout: str, size: int, alpha: float, beta: fl
     return Lrn(c, h * w, size, alpha / size, beta, k), (blocks(h * w, 64), blocks(c, 32), min(n, 65535))
 
 
+def _lrn5(layout: str, size: int, *arrays: Array) -> tuple[str, Grid, object, FastDiv] | None:
+    """(variant, grid, packs, packs of a pixel) of the kernels for windows of 5; None where they do not fit."""
+    x = arrays[0]
+    c, width = x.shape4[1], 16 // x.itemsize
+    packs = x.size // width
+    if layout != "nhwc" or size != 5 or c % width or packs >= 2**31 or not all(a.aligned(width) for a in arrays):
+        return None
+    return suffix(x.code, width), (blocks(packs), 1, 1), u32(packs), FastDiv(c // width)
+
+
 def local_response_norm_forward(
     on: Context, *, x: Array, y: Array, scale: Array, size: int, alpha: float, beta: float, k: float
 ) -> Launcher:
     """Y = X * scale^-beta; scale (float32, saved) = k + alpha / size * sum of X^2 over `size` channels."""
     layout = common_layout("local_response_norm_forward", x, y, scale)
     geometry, grid = _lrn("local_response_norm_forward", x, layout, size, alpha, beta, k)
+    usual = _lrn5(layout, size, x, y, scale)
+    if usual:
+        variant, grid, packs, pixel = usual
+        return on.bind("norm", f"lrn5_forward_nhwc_{variant}", grid, BLOCK, x, y, scale, packs, pixel, geometry)
     return on.bind("norm", f"lrn_forward_{layout}_{x.code}", grid, BLOCK, x, y, scale, x.shape4[0], geometry)
 
 
@@ -191,4 +205,10 @@ def local_response_norm_backward(
     """dX from dY and what forward saved."""
     layout = common_layout("local_response_norm_backward", x, y, scale, dy, dx)
     geometry, grid = _lrn("local_response_norm_backward", x, layout, size, alpha, beta, k)
+    usual = _lrn5(layout, size, x, y, scale, dy, dx)
+    if usual:
+        variant, grid, packs, pixel = usual
+        return on.bind(
+            "norm", f"lrn5_backward_nhwc_{variant}", grid, BLOCK, x, y, scale, dy, dx, packs, pixel, geometry
+        )
     return on.bind("norm", f"lrn_backward_{layout}_{x.code}", grid, BLOCK, x, y, scale, dy, dx, x.shape4[0], geometry)
