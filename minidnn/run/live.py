@@ -22,10 +22,10 @@ from minidnn.plan.plan import Plan
 from minidnn.run.captured import CapturedExecutor
 from minidnn.run.executor import Executor, Step
 from minidnn.run.slot import BatchSlot
-from minidnn.schedule.actions import Action, Alloc, Buffer, Free, Launch, Release, Schedule
+from minidnn.schedule.actions import ALIGNMENT, Action, Alloc, Buffer, Free, Launch, Release, Schedule
 from minidnn.schedule.compress import plan_slab
 from minidnn.schedule.lifetimes import lifetimes, pool_role, trace
-from minidnn.schedule.lower import ALIGNMENT, walk
+from minidnn.schedule.lower import walk
 from minidnn.schedule.timings import observe
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Token = int
 HOST, COMPUTE, MEMORY, D2H, H2D = "host", "compute", "memory", "d2h", "h2d"
 UNPLACED = -1
+ALIGNMENT = 512
+"""CNMeM's rounding of the pool, in bytes."""
 PINNED_ALIGNMENT = 512
 """Bytes, of ranges in the pinned slab."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from minidnn.codec import split
 from minidnn.errors import ArgumentError
@@ -35,9 +34,7 @@ from minidnn.schedule.actions import (
     Token,
     Wait,
 )  # fmt: skip
-
-if TYPE_CHECKING:
-    from minidnn.schedule.lower import Walk
+from minidnn.schedule.tape import Tape
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,9 @@ def _arrival(draft: Sequence[Action], prefetch: int) -> int:
 class Codecs:
     """The codec workers, the slab and who still uses its bytes, at one point of a walk."""
 
-    walk: Walk
+    tape: Tape
+    graph: Graph
+    plan: Plan
     slab: Slab
     used: dict[str, HostRange]
     busy: list[tuple[HostRange, tuple[Token, ...]]] = field(default_factory=list)  # bytes, and what frees them
@@ -120,7 +119,7 @@ class Codecs:
         place = self.used[name] = self.slab.slots[name]
         waits = self._users(place)
         if waits:
-            self._add(HostWait(lane=HOST, waits=waits, op=self.walk.stage))  # else the copy overwrites what is packed
+            self.tape.add(HostWait(lane=HOST, waits=waits, op=self.tape.stage))  # else the copy overwrites it
             self.passed(waits)
         return place
 
@@ -141,7 +140,7 @@ class Codecs:
         if name not in self.slab.targets:
             return self.slab.slots[name]
         self._unpack(name)
-        self._add(HostWait(lane=HOST, waits=self.unpacking[name], op=self.walk.stage))  # else stale bytes come in
+        self.tape.add(HostWait(lane=HOST, waits=self.unpacking[name], op=self.tape.stage))  # else stale bytes come in
         self.passed(self.packing[name])  # packed before it was unpacked, or never
         return self.slab.targets[name]
 
@@ -171,20 +170,20 @@ class Codecs:
 
     def _parts(self, name: str) -> list[tuple[int, tuple[int, int]]]:
         """(worker, bytes of its part) of a tensor; small tensors do not have a part for every worker."""
-        tensor = self.walk.graph.tensors[name]
+        tensor = self.graph.tensors[name]
         word = word_bytes(ITEM_BYTES[tensor.dtype])
-        places = split(tensor.nbytes // word, self.walk.plan.codecs)
+        places = split(tensor.nbytes // word, self.plan.codecs)
         return [(k, (p.start * word, p.stop * word)) for k, p in enumerate(places) if p.stop > p.start]
 
     def _part(
         self, kind: type[Compress | Decompress], host: HostRange, k: int, bounds: tuple[int, int],
         waits: tuple[Token, ...],
     ) -> Token:  # fmt: skip
-        token = next(self.walk.tokens)
-        self._add(
+        token = self.tape.token()
+        self.tape.add(
             kind(
                 lane=f"codec-{k}", host=host, part=k, start=bounds[0], stop=bounds[1], waits=waits, signal=token,
-                op=self.walk.stage,
+                op=self.tape.stage,
             )
         )  # fmt: skip
         return token
@@ -193,9 +192,6 @@ class Codecs:
         """What to wait for before these bytes may be written."""
         found = [tokens for other, tokens in self.busy if _share(place, other)]
         return tuple(dict.fromkeys(token for tokens in found for token in tokens))
-
-    def _add(self, action: Action) -> None:
-        self.walk.actions.append(action)
 
 
 def _share(a: HostRange, b: HostRange) -> bool:

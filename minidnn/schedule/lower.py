@@ -17,6 +17,7 @@ from minidnn.memory.place import EFFORT, lower_bound, place
 from minidnn.memory.sizing import smallest_pool
 from minidnn.plan.plan import Plan
 from minidnn.schedule.actions import (
+    ALIGNMENT,
     COMPUTE,
     D2H,
     H2D,
@@ -34,7 +35,6 @@ from minidnn.schedule.actions import (
     Launch,
     Offload,
     Prefetch,
-    Record,
     Release,
     Schedule,
     Token,
@@ -43,34 +43,11 @@ from minidnn.schedule.actions import (
 from minidnn.schedule.compress import Codecs, Slab, plan_slab
 from minidnn.schedule.lifetimes import lifetimes, trace
 from minidnn.schedule.needs import Needs
+from minidnn.schedule.region import persistent_region
+from minidnn.schedule.tape import Tape
 from minidnn.units import round_up
 
-ALIGNMENT = 512
-"""CNMeM's rounding, in bytes."""
 RELEASE_WORKERS = 2
-
-
-def persistent_region(
-    graph: Graph, plan: Plan, given: Mapping[str, int] | None = None
-) -> tuple[tuple[Buffer, ...], int]:
-    """The buffers in front of the pool, and their total: what outlives an iteration, in base the gradients, and the
-    input where the next batch comes early; in front of them the plan's scratch bytes.
-
-    `given` are offsets that another schedule of the same arena has fixed; the others follow behind those. Whether one
-    of them is the input's decides for all: whichever schedule is next, its batch has the same place.
-    """
-    fixed = dict(given or {})
-    buffers: list[Buffer] = []
-    end = fixed.pop("", round_up(plan.scratch, ALIGNMENT))
-    for t in graph.tensors.values():
-        gradient = plan.lifetime == "iteration" and t.role is Role.WEIGHT_GRADIENT
-        early = t.role is Role.INPUT and (t.name in fixed if given else plan.early)
-        if gradient or early or graph.is_persistent(t.name):
-            offset = fixed.get(t.name)
-            if offset is None:
-                offset, end = end, round_up(end + t.nbytes, ALIGNMENT)
-            buffers.append(Buffer(t.name, 0, offset, t.nbytes))
-    return tuple(buffers), end
 
 
 def walk(
@@ -82,21 +59,21 @@ def walk(
     buffers, nbytes = persistent_region(graph, plan, persistent)
     lowering = Walk(graph, plan, offsets, buffers, nbytes)
     if slab:
-        lowering.codecs = Codecs(lowering, slab, lowering.pinned)
+        lowering.codecs = Codecs(lowering.tape, graph, plan, slab, lowering.pinned)
     lowering.run()
     return lowering
 
 
 @dataclass
 class Walk:
-    """One pass over the stages. `actions` is the result; the other fields are what is true at this point of it."""
+    """One pass over the stages. `tape` is the result; the other fields are what is true at this point of it."""
 
     graph: Graph
     plan: Plan
     offsets: Mapping[str, int] | None
     persistent: tuple[Buffer, ...]
     persistent_bytes: int
-    actions: list[Action] = field(default_factory=list)
+    tape: Tape = field(default_factory=Tape)
     live: dict[str, Buffer] = field(default_factory=dict)  # tensor -> its present stay on the device
     instances: dict[str, int] = field(default_factory=dict)
     arriving: dict[str, Token] = field(default_factory=dict)  # prefetched, copy-in perhaps not done
@@ -106,8 +83,6 @@ class Walk:
     pinned: dict[str, HostRange] = field(default_factory=dict)
     codecs: Codecs | None = None
     batch_read: Token | None = None  # an early batch: nobody reads this iteration's input any more
-    stage: int = 0
-    tokens: count[int] = field(default_factory=count)
     workers: count[int] = field(default_factory=count)
 
     # -- one iteration ---------------------------------------------------------------------------------------------
@@ -117,7 +92,7 @@ class Walk:
         self.live = {b.tensor: b for b in self.persistent}
         self._load_batch()
         for start, stop in self.plan.stages:
-            self.stage = start
+            self.tape.stage = start
             if start >= self.graph.forward_ops:
                 self._await_releases()
                 if self.codecs:
@@ -133,7 +108,7 @@ class Walk:
         for name in self.needs.early:
             self._from_slot(name)
         if self.needs.early:
-            self._order(COMPUTE, H2D)  # what follows is overwritten only when that iteration has ended
+            self.tape.order(COMPUTE, H2D)  # what follows is overwritten only when that iteration has ended
         for name in self.needs.external:
             if name not in self.live:
                 self._alloc(name, lane=self._lane_in)
@@ -174,7 +149,7 @@ class Walk:
         for i in range(start, stop):
             self._launch(i, space)
         if self.needs.reads_batch_last(start, stop):
-            self.batch_read = self._record(COMPUTE)
+            self.batch_read = self.tape.record(COMPUTE)
         for name in later:
             self._bring(name)
         if not self._eager:  # before the copy-outs below: a free that queues behind them on their lane comes too late
@@ -223,18 +198,28 @@ class Walk:
         if self._eager:
             return  # the host has just waited for both lanes
         lanes = [lane for lane in (COMPUTE, D2H, H2D) if any(a.lane == lane for a in self.actions)]
-        done = {lane: self._record(lane) for lane in lanes}
+        done = {lane: self.tape.record(lane) for lane in lanes}
         for lane in lanes:
             others = tuple(token for other, token in done.items() if other != lane)
             if lane == H2D and self.needs.early:
                 others = () if self.batch_read is None else (self.batch_read,)
             if others:
-                self._add(Wait(lane=lane, waits=others))
+                self.tape.add(Wait(lane=lane, waits=others))
 
     @cached_property
     def needs(self) -> Needs:
         """What graph and plan say of each stage's tensors."""
         return Needs(self.graph, self.plan, frozenset(b.tensor for b in self.persistent))
+
+    @property
+    def stage(self) -> int:
+        """The op that a stage begins with: what is issued belongs to it."""
+        return self.tape.stage
+
+    @property
+    def actions(self) -> list[Action]:
+        """All that was issued."""
+        return self.tape.actions
 
     # -- actions ---------------------------------------------------------------------------------------------------
 
@@ -251,9 +236,6 @@ class Walk:
     def _lane_out(self) -> str:
         return MEMORY if self._eager else D2H
 
-    def _add(self, action: Action) -> None:
-        self.actions.append(action)
-
     def _alloc(self, name: str, nbytes: int | None = None, lane: str = COMPUTE) -> Buffer:
         """A new stay of the tensor, on the lane of its first writer (in eager modes on the host)."""
         instance = self.instances.get(name, 0)
@@ -263,11 +245,11 @@ class Walk:
         buffer = Buffer(name, instance, offset, size)
         waits = self._overwritten(buffer, lane)
         if self._eager:
-            self._add(Alloc(lane=HOST, buffer=buffer, waits=waits, op=self.stage))
+            self.tape.add(Alloc(lane=HOST, buffer=buffer, waits=waits, op=self.stage))
         else:
             if waits:
-                self._add(Wait(lane=lane, waits=waits, op=self.stage))
-            self._add(Alloc(lane=lane, buffer=buffer, op=self.stage))
+                self.tape.add(Wait(lane=lane, waits=waits, op=self.stage))
+            self.tape.add(Alloc(lane=lane, buffer=buffer, op=self.stage))
         self.live[name] = buffer
         return buffer
 
@@ -285,16 +267,16 @@ class Walk:
 
     def _copy_in(self, name: str, source: HostRange) -> None:
         buffer = self.live[name]
-        self._add(Prefetch(lane=self._lane_in, buffer=buffer, host=source, writes=(buffer,), op=self.stage))
-        self.arriving[name] = self._record(self._lane_in)
+        self.tape.add(Prefetch(lane=self._lane_in, buffer=buffer, host=source, writes=(buffer,), op=self.stage))
+        self.arriving[name] = self.tape.record(self._lane_in)
 
     def _fetch(self, name: str, later: list[str] | None = None) -> None:
         """Bring an offloaded tensor back: a new stay, and its copy-in. Where that waits for a codec, it may come
         `later`."""
         if not self._eager:
-            self._order(COMPUTE, H2D)  # the range was another buffer's, last used on compute
+            self.tape.order(COMPUTE, H2D)  # the range was another buffer's, last used on compute
         if name in self.stored:
-            self._add(Wait(lane=H2D, waits=(self.stored[name],), op=self.stage))  # the copy-out still writes the source
+            self.tape.add(Wait(lane=H2D, waits=(self.stored[name],), op=self.stage))  # the source is still written
         self._alloc(name, lane=self._lane_in)
         if later is not None and self.codecs and name in self.plan.compress:
             later.append(name)
@@ -318,11 +300,11 @@ class Walk:
             return  # the host still has the batch
         buffer = self.live[name]
         if name in self.fresh:
-            self._order(COMPUTE, self._lane_out)  # the copy must not start before its source is written
+            self.tape.order(COMPUTE, self._lane_out)  # the copy must not start before its source is written
         place = target or (self.codecs.slot(name) if self.codecs else self._pinned_range(buffer))
-        self._add(Offload(lane=self._lane_out, buffer=buffer, host=place, reads=(buffer,), op=self.stage))
+        self.tape.add(Offload(lane=self._lane_out, buffer=buffer, host=place, reads=(buffer,), op=self.stage))
         if self.codecs and target is None and name in self.plan.compress:
-            self.codecs.pack(name, self._record(self._lane_out))
+            self.codecs.pack(name, self.tape.record(self._lane_out))
 
     def _pinned_range(self, buffer: Buffer) -> HostRange:
         """Without compression everything has its own place in the slab."""
@@ -337,11 +319,11 @@ class Walk:
             if name in self.arriving:
                 token = self.arriving.pop(name)
                 if self._eager:
-                    self._add(HostWait(lane=HOST, waits=(token,), op=self.stage))
+                    self.tape.add(HostWait(lane=HOST, waits=(token,), op=self.stage))
                     if self.codecs:
                         self.codecs.passed((token,))
                 else:
-                    self._add(Wait(lane=COMPUTE, waits=(token,), op=self.stage))
+                    self.tape.add(Wait(lane=COMPUTE, waits=(token,), op=self.stage))
 
     def _launch(self, index: int, space: Buffer | None) -> None:
         op = self.graph.ops[index]
@@ -350,7 +332,7 @@ class Walk:
         used = space if space and algorithm.workspace else None
         reads = tuple(dict.fromkeys(self.live[n] for _, n in op.reads))
         writes = tuple(dict.fromkeys([*(self.live[n] for _, n in op.writes), *([used] if used else [])]))
-        self._add(
+        self.tape.add(
             Launch(
                 lane=COMPUTE, launch=op, algorithm=algorithm.name, operands=operands, workspace=used,
                 reads=reads, writes=writes, op=index,
@@ -359,7 +341,7 @@ class Walk:
         self.fresh.update(n for _, n in op.writes)
 
     def _host_sync(self, lane: str) -> None:
-        self._add(HostSync(lane=HOST, of=lane, op=self.stage))
+        self.tape.add(HostSync(lane=HOST, of=lane, op=self.stage))
         if lane == COMPUTE:
             self.fresh.clear()
         else:
@@ -371,7 +353,7 @@ class Walk:
     def _free(self, buffers: list[Buffer], lane: str | None = None) -> None:
         if buffers:
             place = lane or (HOST if self._eager else COMPUTE)
-            self._add(Free(lane=place, frees=tuple(buffers), op=self.stage))
+            self.tape.add(Free(lane=place, frees=tuple(buffers), op=self.stage))
             for b in buffers:
                 self.live.pop(b.tensor, None)
 
@@ -379,13 +361,14 @@ class Walk:
         """Free an offloaded buffer when its copy-out is done: a release worker does, or the memory lane itself."""
         until = self.plan.free_before.get(buffer.tensor, self._next_stage)
         if self._eager:
-            copied = self._record(MEMORY)
-            token, lane = next(self.tokens), f"release-{next(self.workers) % RELEASE_WORKERS}"
-            self._add(Release(lane=lane, frees=(buffer,), waits=(copied,), signal=token, until=until, op=self.stage))
+            copied = self.tape.record(MEMORY)
+            token, lane = self.tape.token(), f"release-{next(self.workers) % RELEASE_WORKERS}"
+            release = Release(lane=lane, frees=(buffer,), waits=(copied,), signal=token, until=until, op=self.stage)
+            self.tape.add(release)
         else:
-            self._order(COMPUTE, D2H)  # the stage that has just been issued still reads it
-            self._add(Free(lane=D2H, frees=(buffer,), until=until, op=self.stage))
-            token = self.stored[buffer.tensor] = self._record(D2H)
+            self.tape.order(COMPUTE, D2H)  # the stage that has just been issued still reads it
+            self.tape.add(Free(lane=D2H, frees=(buffer,), until=until, op=self.stage))
+            token = self.stored[buffer.tensor] = self.tape.record(D2H)
         self.releasing.append((buffer, token))
 
     @property
@@ -396,17 +379,8 @@ class Walk:
         """Eager modes: after forward the host waits for all releases. Else the ranges that are re-used wait."""
         if not self._eager or not self.releasing:
             return
-        self._add(AwaitReleases(lane=HOST, waits=tuple(token for _, token in self.releasing), op=self.stage))
+        self.tape.add(AwaitReleases(lane=HOST, waits=tuple(token for _, token in self.releasing), op=self.stage))
         self.releasing.clear()
-
-    def _record(self, lane: str) -> Token:
-        token = next(self.tokens)
-        self._add(Record(lane=lane, signal=token, op=self.stage))
-        return token
-
-    def _order(self, first: str, then: str) -> None:
-        """Everything so far on lane `first` happens before what follows on lane `then`."""
-        self._add(Wait(lane=then, waits=(self._record(first),), op=self.stage))
 
 
 def lower(

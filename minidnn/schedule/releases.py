@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from minidnn.schedule.actions import Alloc, Free, Schedule
+from minidnn.schedule.actions import ALIGNMENT, Alloc, Free, Schedule
 from minidnn.schedule.lifetimes import changes
-from minidnn.schedule.lower import ALIGNMENT, lower
+from minidnn.schedule.lower import lower
 from minidnn.units import round_up
 
 CAPS = (16, 8, 6, 5, 4, 3, 2, 1)
