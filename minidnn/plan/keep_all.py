@@ -1,13 +1,14 @@
 """`base` and `keep`: nothing leaves the device.
 
 `base` is the reference of the vDNN papers (vDNN++ section II-B): all outputs, weights and gradients stay; two chunks,
-each as large as the largest dX / dY, serve all of them in turn. The batch stays too, so that the next one can come
-early into its place at no cost in memory; the papers' iteration begins with its batch. `keep` frees every buffer at its
+each as large as the largest dX / dY, serve all of them in turn. The native target keeps no output that backward does
+not read, and lets the next batch come early into the place of this one, which stays. `keep` frees every buffer at its
 last use.
 """
 
 from __future__ import annotations
 
+from minidnn.graph.graph import Graph
 from minidnn.graph.tensor import Role
 from minidnn.plan.mode import Proposals, Request
 from minidnn.plan.plan import Plan, pick_algorithms, stages_by_op
@@ -18,11 +19,19 @@ def base(request: Request) -> Proposals:
     graph = request.graph
     gradients = [t for t in graph.tensors.values() if t.role is Role.GRADIENT and not t.name.endswith("@micro")]
     chunk = max((t.nbytes for t in gradients), default=0)
+    passing = [t for name, t in graph.tensors.items() if graph.target.fuses_backward and _forward_only(graph, name)]
     yield Plan(
         str(request.mode), stages_by_op(graph), pick_algorithms(graph, request.profile, request.mode.rule),
-        rule=request.mode.rule, lifetime="iteration", reserve={t.name: chunk for t in gradients},
+        rule=request.mode.rule, lifetime="iteration",
+        reserve={t.name: t.nbytes for t in passing} | {t.name: chunk for t in gradients},
         early=graph.target.early_batch,
     )  # fmt: skip
+
+
+def _forward_only(graph: Graph, name: str) -> bool:
+    """Whether the tensor is made and read in forward alone: the convolution behind which a pooling keeps its index."""
+    made = graph.first_write[name] >= 0 and not graph.is_persistent(name)
+    return made and graph.first_backward_use(name) < 0
 
 
 def keep(request: Request) -> Proposals:

@@ -25,10 +25,10 @@ class Plan:
     are freed by release workers), or "none" (streams and events only). `rule`: how algorithms were picked; those of
     "g" are bounded by the room that each stage leaves, once that is known. `lifetime`: buffers end at their
     "last-use", or stay for the "iteration". `early`: the input has a place for good, so that the next batch comes in as
-    soon as the present one has been read for the last time. `reserve`: bytes to take for a tensor where more than its
-    own. `free_before`: offloaded tensor -> the op before whose allocations its release is counted as done. `offsets`:
-    where every stay (`Buffer.key`) lies in the pool, of a policy that places too. `scratch`: bytes in front of all
-    tensors that the device's libraries use.
+    soon as the present one has been read for the last time. `reserve`: tensors that end at their last use even so, and
+    the bytes to take for them. `free_before`: offloaded tensor -> the op before whose allocations its release is
+    counted as done. `offsets`: where every stay (`Buffer.key`) lies in the pool, of a policy that places too.
+    `scratch`: bytes in front of all tensors that the device's libraries use.
     """
 
     mode: str
