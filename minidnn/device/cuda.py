@@ -30,7 +30,7 @@ from minidnn.ops.blas import Blas
 from minidnn.ops.context import Context
 from minidnn.ops.cuda_ops import CONVOLUTIONS, OPS
 from minidnn.ops.cudnn_ops import Plans
-from minidnn.ops.kernels import Kernels
+from minidnn.ops.kernels import Kernels, digest
 from minidnn.ops.plans import PlanStore
 from minidnn.profile.profile import Profile
 from minidnn.units import MiB, format_size
@@ -98,7 +98,7 @@ class CudaDevice(Device):
         self._label = self._last_done = "start"
         self._closed = False
         self._kernels = Kernels()
-        self._store = PlanStore(self._store_path())
+        self._store = PlanStore(self._store_path(), digest())
         self.libraries = f"cuDNN {self._cudnn.backend_version_string()}"
 
     def _store_path(self) -> Path:

@@ -112,11 +112,13 @@ class PlanStore:
     """What was measured on a card, on disk: per convolution the plans and the compiled form of slow ones (`entries`),
     the ms of other ops by their profile key (`times`), of a launch on the host, and the link.
 
-    One file per card and library version; a damaged file counts as empty.
+    One file per card and library version; a damaged file counts as empty. `kernels` says which sources our own kernels
+    have: `times` of others are forgotten.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, kernels: str = "") -> None:
         self.path = path
+        self.kernels = kernels
         self.entries: dict[str, list[dict[str, Any]]] = {}
         self.times: dict[str, float] = {}
         self.launch_ms = Profile("").launch_ms
@@ -129,7 +131,8 @@ class PlanStore:
                     raise ValueError(text["format"])
                 link = Link(**text["link"]) if text["link"] else None
                 times = {str(key): float(ms) for key, ms in text["times"].items()}
-                self.launch_ms, self.link, self.times = float(text["launch_ms"]), link, times
+                self.launch_ms, self.link = float(text["launch_ms"]), link
+                self.times = times if text.get("kernels", "") == kernels else {}
                 self.entries = dict(text["plans"])
 
     def add_times(self, times: Mapping[str, float], launch_ms: float) -> None:
@@ -173,7 +176,7 @@ class PlanStore:
             part = self.path.with_suffix(f".{os.getpid()}.tmp")
             link = asdict(self.link) if self.link else None
             text = {
-                "format": FORMAT, "launch_ms": self.launch_ms, "link": link, "times": self.times,
+                "format": FORMAT, "launch_ms": self.launch_ms, "link": link, "kernels": self.kernels, "times": self.times,
                 "plans": self.entries,
             }  # fmt: skip
             part.write_text(json.dumps(text))

@@ -194,7 +194,7 @@ def fake_cuda(**options: Any) -> Iterator[tuple[CudaDevice, RuntimeLibrary]]:
     runtime = RuntimeLibrary()
     replaced: dict[str, Any] = {
         "open_libraries": lambda index: (runtime, Frontend), "Kernels": EmulatedKernels, "Plans": HostPlans,
-        "Blas": HostBlas, "PlanStore": lambda path: PlanStore(None),
+        "Blas": HostBlas, "PlanStore": lambda path, kernels: PlanStore(None, kernels),
     }  # fmt: skip
     measured: dict[str, Any] = {
         "op_times": lambda device, work, scratch: (dict.fromkeys(work, 1.0), 0.01), "link_rates": lambda device: LINK

@@ -163,7 +163,8 @@ def running_card(late: float = 0.0, seed: int = 0, **options: Any) -> Iterator[t
 
     replaced: dict[str, Any] = {
         "open_libraries": lambda index: (runtime, Frontend), "Kernels": EmulatedKernels, "Plans": HostPlans,
-        "Blas": HostBlas, "PlanStore": lambda path: PlanStore(None), "OPS": {name: on_stream(name) for name in OPS},
+        "Blas": HostBlas, "PlanStore": lambda path, kernels: PlanStore(None, kernels),
+        "OPS": {name: on_stream(name) for name in OPS},
     }  # fmt: skip
     parts = (
         patch.multiple("minidnn.device.cuda", **replaced),

@@ -15,6 +15,7 @@ from minidnn.graph.tensor import Role, Tensor
 from minidnn.ops.array import Array
 from minidnn.ops.cudnn_ops import COMPILED, Plans, problem
 from minidnn.ops.plans import FUSED, PADDED, ROUNDED, PlanStore, Problem
+from minidnn.profile.profile import Algorithm
 
 WINDOW: dict[str, Any] = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1)}
 Notes = Enum(
@@ -304,6 +305,17 @@ def test_measured_times_are_kept_and_failures_forgotten(cudnn: Frontend) -> None
     assert [(a.name, a.ms) for a in plans.algorithms(p)][:3] == [("eng2", 0.25), ("eng6", 0.5), ("eng1", None)]
     assert len(plans.algorithms(p)) == count - 1
     assert {a.name: a.ms for a in plans.explore(p)}["eng2"] == 0.25
+
+
+def test_times_of_other_kernels_are_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "plans.json"
+    store = PlanStore(path, "old")
+    store.add_times({"max_pool2d_forward": 0.5}, 0.01)
+    store.put("conv", (Algorithm("eng0", 0, 1.0),), {})
+    store.save()
+    assert PlanStore(path, "old").times == {"max_pool2d_forward": 0.5}
+    newer = PlanStore(path, "new")
+    assert (newer.times, newer.launch_ms, newer.algorithms("conv")[0].ms) == ({}, 0.01, 1.0)
 
 
 def test_a_damaged_store_counts_as_empty_and_so_does_an_older_one(tmp_path: Path) -> None:
