@@ -176,8 +176,8 @@ class PlanStore:
             part = self.path.with_suffix(f".{os.getpid()}.tmp")
             link = asdict(self.link) if self.link else None
             text = {
-                "format": FORMAT, "launch_ms": self.launch_ms, "link": link, "kernels": self.kernels, "times": self.times,
-                "plans": self.entries,
+                "format": FORMAT, "launch_ms": self.launch_ms, "link": link, "kernels": self.kernels,
+                "times": self.times, "plans": self.entries,
             }  # fmt: skip
             part.write_text(json.dumps(text))
             part.replace(self.path)
