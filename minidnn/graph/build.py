@@ -24,13 +24,14 @@ UPDATES = ("per-layer", "at-end", "none")
 def build(
     net: Sequential, loss: Loss | None, input_shape: Sequence[int], target: Target = Target(), *,
     optimizer: Optimizer | None = None, update: str = "per-layer", accumulate: bool = False,
-    max_norm: float | None = None,
+    max_norm: float | None = None, own_input: bool = False,
 ) -> Graph:  # fmt: skip
     """The graph of one iteration over inputs of shape [N,C,H,W] (or [N,F]).
 
     With an optimizer it is a training iteration: forward, loss, backward, and updates `per-layer` (inside backward),
     `at-end` (one op, gradients stay until then), or `none` (a micro-batch). `accumulate` adds this batch's
-    gradients to those that are there. `max_norm` clips by the global norm (update `at-end` only). Without an
+    gradients to those that are there. `max_norm` clips by the global norm (update `at-end` only). `own_input`: layers
+    read a copy of the input even where nothing needs to be cast, so that the next one may take its place. Without an
     optimizer it is inference: forward, and the loss if there is one.
 
     Raises ShapeError naming the layer when a shape does not fit, ArgumentError for options that cannot be combined.
@@ -47,7 +48,7 @@ def build(
         raise ArgumentError(f"input_shape is {list(shape)}; it must be N, C, H, W, each 1 or more")
 
     writer = Writer(target, training, accumulate)
-    scopes, output = _forward(writer, net, loss, shape)
+    scopes, output = _forward(writer, net, loss, shape, own_input)
     if training:
         assert optimizer is not None
         writer.backward = True
@@ -62,11 +63,11 @@ def build(
 
 
 def _forward(
-    writer: Writer, net: Sequential, loss: Loss | None, shape: tuple[int, ...]
+    writer: Writer, net: Sequential, loss: Loss | None, shape: tuple[int, ...], own_input: bool
 ) -> tuple[list[tuple[Layer, Scope]], Tensor]:
     """Write the forward pass; return the layers that own ops with their scopes, and the network's output."""
     leaves: list[tuple[str, Layer]] = list(net.leaves())
-    x = output = _input(writer, shape)
+    x = output = _input(writer, shape, own_input)
     scopes: list[tuple[Layer, Scope]] = []
     skip = False
     for i, (path, layer) in enumerate([*leaves, *([("loss", loss)] if loss else [])]):
@@ -118,13 +119,13 @@ def _backward_at(layer: Layer, scope: Scope, dy: Tensor) -> Tensor | None:
         raise ArgumentError(f"{name} does not define backward; it can be used for inference alone") from None
 
 
-def _input(writer: Writer, shape: tuple[int, ...]) -> Tensor:
-    """X0 as it comes from the host (float32, NCHW), and, where the target differs, cast on the device."""
+def _input(writer: Writer, shape: tuple[int, ...], own: bool) -> Tensor:
+    """X0 as it comes from the host (float32, NCHW), and, where the target differs or wants its `own`, a cast of it."""
     target = writer.target
     x = writer.tensor("input", shape, "float32", Role.INPUT)
     scalars_tensor(writer)
     one_layout = target.layout == "NCHW" or len(shape) < 4 or shape[1] == 1 or shape[2] * shape[3] == 1
-    if target.activation_dtype == "float32" and one_layout:
+    if target.activation_dtype == "float32" and one_layout and not own:
         return x
     y = writer.tensor("input.cast", shape, target.activation_dtype, Role.ACTIVATION, target.layout)
     writer.op("input:cast", "cast", "cast", 0, [("x", x)], [("y", y)])

@@ -63,6 +63,12 @@ class Recipe:
         together = self.max_norm is not None or self.parts
         return together or (self.target.name == "native" and self.mode.family == "base")
 
+    @property
+    def own_input(self) -> bool:
+        """Whether an iteration reads a copy of its batch: where the next one comes early, it need not wait for the
+        first layer's gradient then."""
+        return self.target.early_batch and self.mode.family == "base"
+
     def options_for(self, purpose: Purpose) -> Options:
         """The options of a purpose. A fit heuristic is one of training: `high-end` sorts activations by whether they
         are offloaded, and serves no inference in a pool of any size."""
@@ -76,6 +82,7 @@ class Recipe:
         return build(
             self.net, self.loss, (rows, *self.sample_shape), self.target, optimizer=self.optimizer, update=update,
             accumulate=purpose.accumulate, max_norm=self.max_norm if update == "at-end" else None,
+            own_input=self.own_input,
         )  # fmt: skip
 
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from minidnn import Trainer, nn, optim
+from minidnn.device.host import HostDevice
 from minidnn.graph.graph import Target
 from minidnn.plan.mode import Request
 from minidnn.plan.plan import Plan
 from minidnn.plan.registry import POLICIES, parse_mode
 from minidnn.profile.model import modelled
 from minidnn.run.bound import iteration_bound
-from minidnn.run.choose import choose
+from minidnn.run.choose import Options, choose
 from minidnn.run.simulator import simulate
 from minidnn.schedule.actions import COMPUTE, H2D, Prefetch, Record, Schedule, Wait
 from minidnn.schedule.check import check
 from minidnn.schedule.lower import lower
 
 from . import simulated
-from .lowered import PURPOSES, graph_of, lowered, profile_of
+from .lowered import PURPOSES, graph_of, lowered, profile_of, tiny
 
 BF16 = Target("native", "bf16", "NHWC")
 
@@ -65,6 +68,23 @@ def test_the_copy_in_waits_only_until_the_batch_has_been_read() -> None:
     assert first.buffer.tensor == "input"
 
 
+@pytest.mark.parametrize(
+    ("memory", "target", "readers"), [("base", "native", 1), ("keep", "native", 2), ("base", "paper", 2)]
+)
+def test_base_reads_a_copy_of_its_batch_so_that_the_next_one_need_not_wait(
+    memory: str, target: str, readers: int
+) -> None:
+    with HostDevice() as device, Trainer(
+        tiny(), nn.CrossEntropyLoss(), optim.SGD(0.1), 4, memory=memory, target=target, device=device,
+        input_shape=(3, 16, 16),
+    ) as trainer:  # fmt: skip
+        graph = trainer.schedule.graph
+        assert len(graph.uses["input"]) == readers
+        assert trainer.schedule.plan.early == (readers == 1)
+        x, y = np.ones((4, 3, 16, 16), np.float32), np.arange(4)
+        assert np.isfinite(trainer.step(x, y).loss)
+
+
 def test_a_batch_that_comes_before_the_last_one_was_read_is_found() -> None:
     s = base()
     found = check(without(s, waits_of_copies_in(s)[-1]))
@@ -103,3 +123,11 @@ def test_an_iteration_no_longer_begins_with_the_copy_of_its_batch() -> None:
     (span,) = [s for s in early.timeline.spans if s.label == "prefetch input"]
     cast = next(s for s in early.timeline.spans if s.lane == COMPUTE and s.label == "input:cast")
     assert cast.end_ms <= span.start_ms < span.end_ms < early.iteration_ms  # the next batch's, beside this iteration
+
+
+def test_best_takes_the_batch_early_where_the_budget_has_room() -> None:
+    graph = simulated.graph_of("alexnet", 8, BF16)
+    profile = modelled(graph, "h100")
+    room = choose(graph, "base", profile).peak_bytes
+    times = {mode: simulate(choose(graph, mode, profile, Options(budget=room)), profile) for mode in ("best", "base")}
+    assert times["best"].iteration_ms <= times["base"].iteration_ms * (1 + 1e-12)
