@@ -220,6 +220,7 @@ def elementwise(on: Context) -> Iterator[Case]:
         ("NCHW f32 -> NHWC f32", (64, 64, 112, 112), torch.float32, torch.float32, False, True),
         ("NHWC bf16 -> NCHW bf16", (64, 64, 112, 112), torch.bfloat16, torch.bfloat16, True, False),
         ("NHWC bf16 -> NCHW bf16 7x7", (2048, 512, 7, 7), torch.bfloat16, torch.bfloat16, True, False),
+        ("NCHW f32 -> NCHW f32 C=3", (256, 3, 224, 224), torch.float32, torch.float32, False, False),
         ("f32 -> bf16", (64, 64, 112, 112), torch.float32, torch.bfloat16, False, False),
         ("bf16 -> f32", (64, 64, 112, 112), torch.bfloat16, torch.float32, False, False),
     ]:
@@ -228,6 +229,12 @@ def elementwise(on: Context) -> Iterator[Case]:
         y = torch.empty(shape, device="cuda", dtype=b_).to(memory_format=form_)
         yield Case(f"layout {name}", map_ops.layout(on, x=array(x), y=array(y)), size(x, y),
                    lambda y=y, x=x: gap(y, x.to(y.dtype)), 0.0)  # fmt: skip
+    for form, dtype, channels in (("bf16", torch.bfloat16, 8), ("fp32", torch.float32, 4)):
+        x = normal(256, 3, 224, 224, dtype=dtype, nhwc=True)
+        y = poisoned(normal(256, channels, 224, 224, dtype=dtype, nhwc=True))
+        wanted = F.pad(x, (0, 0, 0, 0, 0, channels - 3))
+        yield Case(f"pad channels 3 to {channels}, {form}", map_ops.pad_channels(on, x=array(x), y=array(y)), size(x, y),
+                   lambda y=y, wanted=wanted: gap(y, wanted), 0.0)  # fmt: skip
 
 
 def dropout_and_losses(on: Context) -> Iterator[Case]:
