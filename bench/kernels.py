@@ -233,7 +233,8 @@ def elementwise(on: Context) -> Iterator[Case]:
         x = normal(256, 3, 224, 224, dtype=dtype, nhwc=True)
         y = poisoned(normal(256, channels, 224, 224, dtype=dtype, nhwc=True))
         wanted = F.pad(x, (0, 0, 0, 0, 0, channels - 3))
-        yield Case(f"pad channels 3 to {channels}, {form}", map_ops.pad_channels(on, x=array(x), y=array(y)), size(x, y),
+        launch = map_ops.pad_channels(on, x=array(x), y=array(y))
+        yield Case(f"pad channels 3 to {channels}, {form}", launch, size(x, y),
                    lambda y=y, wanted=wanted: gap(y, wanted), 0.0)  # fmt: skip
 
 
