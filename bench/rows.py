@@ -25,6 +25,8 @@ from minidnn.run.trainer import Trainer
 RESULTS = ROOT / "bench" / "results"
 PACKAGES = ("cupy-cuda13x", "nvidia-cudnn-frontend", "nvidia-cudnn-cu13", "torch", "torchvision", "triton")
 WARM_UP = 3
+SLOW_MS = 1000.0
+"""An iteration that takes so long needs no more warming up."""
 EVERY_S = 0.02
 
 
@@ -81,9 +83,11 @@ def fill(trainer: Trainer) -> None:
 
 def timed(trainer: Trainer, seconds: float, steps: tuple[int, int]) -> dict[str, Any]:
     """Iterations for so many seconds, at least and at most so many `steps`: their times, and the host's for each."""
-    rough = iteration_times(trainer, WARM_UP)
+    (rough,) = iteration_times(trainer, 1)
+    if rough < SLOW_MS:
+        rough = statistics.median(iteration_times(trainer, WARM_UP))
     issued: list[float] = []
-    times = iteration_times(trainer, steps_for(statistics.median(rough[1:] or rough), seconds, steps), issued)
+    times = iteration_times(trainer, steps_for(rough, seconds, steps), issued)
     return {**summary(times, trainer.batch), "host_ms": statistics.median(issued)}
 
 
