@@ -53,6 +53,8 @@ SHARES = ("75%", "60%")
 LEAST = "least"
 CARDS = ("4GiB", "8GiB", "11GiB", "12GiB", "16GiB")
 NOISE = 0.01
+LESS = {"native": 0.40, "paper": 0.35}
+"""Share of base(p)'s memory that vdnn++:conv(p) is to save on VGG-16(256) in fp32, within 10 % of its time."""
 PAPER_IMPROVEMENT = {("table3:256", "conv(m)"): 0.575, ("alexnet:256", "all(m)"): 0.60}
 """vDNN++, sections V-A and Table III, GTX 1080 Ti: (vDNN - vDNN++) / (vDNN - base)."""
 PAPER_MS = {
@@ -279,6 +281,11 @@ def misses(rows: Mapping[str, Any], improved: Sequence[Mapping[str, Any]]) -> It
         if row["gain"] < -NOISE:
             yield f"{row['setting']}: vdnn++:{row['mode']} is slower than vdnn:{row['mode']} by {-row['gain']:.1%}"
     for key, row in rows.items():
+        base = rows.get(key.replace("vdnn++:conv(p)", "base(p)"))
+        if key.endswith(": vdnn++:conv(p)") and key.startswith("vgg16:256 fp32") and base and base["fits"]:
+            slower, less = row["ms"] / base["ms"] - 1, 1 - row["peak_bytes"] / base["peak_bytes"]
+            if slower > 0.1 or less < LESS[row["target"]]:
+                yield f"{key}: {slower:+.1%} time and {less:.1%} less memory than base(p)"
         simulated = row.get("simulated") if row["fits"] else None
         if simulated and abs(simulated["error_percent"]) > 5:
             yield f"{key}: the simulator is {simulated['error_percent']:+.1f} % off"

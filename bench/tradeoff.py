@@ -5,7 +5,8 @@
 Reads modes-CARD.json and peers-CARD.json and writes tradeoff-CARD-NETWORK-PRECISION.png. Both axes are what was
 measured: ms of an iteration with the copy of its batch, and the driver's peak less what was in use before (PyTorch's
 after its allocator has given back what it kept from cuDNN's benchmark). Lines join the settings of one way. Crossed
-circles: what the simulator says of modes that the card has no room for.
+circles: what the simulator says of modes that the card has no room for. Prints, for each of PyTorch's points, our
+fastest mode that takes no more memory.
 """
 
 from __future__ import annotations
@@ -109,6 +110,15 @@ def draw(title: str, found: list[Point], path: Path) -> None:
     figure.savefig(path)
 
 
+def ratios(found: list[Point]) -> Iterator[tuple[Point, Point, float]]:
+    """Each of PyTorch's points, our fastest that takes no more memory, and how many times faster that is."""
+    for peer in (p for p in found if p.way in WAYS):
+        fitting = [p for p in found if p.way not in WAYS and p.fits and p.nbytes <= peer.nbytes]
+        if fitting:
+            best = min(fitting, key=lambda p: p.ms)
+            yield peer, best, peer.ms / best.ms
+
+
 def written(results: Path, out: Path) -> Iterator[Path]:
     """Draw what there is."""
     out.mkdir(parents=True, exist_ok=True)
@@ -118,6 +128,11 @@ def written(results: Path, out: Path) -> Iterator[Path]:
         modes, peers = (_rows(results / f"{kind}-{card}.json") for kind in ("modes", "peers"))
         for (network, precision), found in points(modes, peers).items():
             path = out / f"tradeoff-{card}-{network.replace(':', '-')}-{precision}.png"
+            for peer, best, times in ratios(found):
+                print(
+                    f"{network} {precision}: {peer.way} {peer.setting} {peer.ms:.1f} ms, {peer.nbytes / GiB:.2f} GiB; "
+                    f"{best.way} {best.setting} is {times:.2f} times as fast at {best.nbytes / GiB:.2f} GiB"
+                )
             draw(f"{network.replace(':', ', batch ')}, {precision}, {card.replace('-', ' ')}", found, path)
             yield path
 

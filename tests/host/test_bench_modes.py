@@ -11,7 +11,7 @@ import pytest
 from bench import modes
 from bench.modes import Spec, improvements, main, misses, specs
 from bench.rows import Rows
-from bench.tradeoff import Point, points, written
+from bench.tradeoff import Point, points, ratios, written
 
 SETTING = "smallvgg:32 fp32 native"
 
@@ -125,8 +125,25 @@ def test_modes_and_peers_meet_in_one_plot(tmp_path: Path) -> None:
             Point("torch compile", "0.5", 9.0, 4), Point("torch compile", "", 8.0, 5),
         ]
     }  # fmt: skip
+    (ratio,) = ratios([*found["alexnet:256", "bf16"], Point("torch checkpoint", "2", 10.0, 7)])
+    assert ratio == (Point("torch checkpoint", "2", 10.0, 7), Point("vdnn++", "conv(p)", 5.0, 7), 2.0)
     for kind, rows in (("modes", modes), ("peers", peers)):
         (tmp_path / f"{kind}-Some-Card.json").write_text(json.dumps({"rows": rows}))
     (path,) = written(tmp_path, tmp_path / "plots")
     assert path.name == "tradeoff-Some-Card-alexnet-256-bf16.png"
     assert path.stat().st_size > 5000
+
+
+def test_what_the_plan_promises_of_conv_is_held_against_the_rows() -> None:
+    def row(mode: str, ms: float, nbytes: int) -> dict[str, Any]:
+        return {
+            "network": "vgg16:256", "target": "native", "mode": mode, "budget": "", "budget_bytes": None, "fits": True,
+            "ms": ms, "peak_bytes": nbytes,
+        }  # fmt: skip
+
+    for ms, nbytes, missed in ((109.0, 60, 0), (111.0, 60, 1), (109.0, 61, 1)):
+        rows = {
+            "vgg16:256 fp32 native: base(p)": row("base(p)", 100.0, 100),
+            "vgg16:256 fp32 native: vdnn++:conv(p)": row("vdnn++:conv(p)", ms, nbytes),
+        }
+        assert len(list(misses(rows, []))) == missed
