@@ -9,7 +9,7 @@ action costs, says that it is no faster than one that was simulated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -25,7 +25,7 @@ from minidnn.plan.outline import Movable, Outline
 from minidnn.plan.plan import stages_by_layer
 from minidnn.plan.tflms import tflms_searched
 from minidnn.plan.thresholds import threshold_options
-from minidnn.plan.vdnn import offload_plan, offloaded_layers
+from minidnn.plan.vdnn import offload_plan, offloaded_layers, prefetch_stages
 from minidnn.profile.profile import Algorithm
 from minidnn.units import round_up
 
@@ -36,8 +36,8 @@ LEADERS = 3
 """So many of the fastest plans are improved."""
 GUESSES = 3
 """And so many sets drawn by lot."""
-EFFORT = 90_000_000
-"""What is spent on the layout of each."""
+EFFORT, EFFORT_LONG = 90_000_000, 20_000_000
+"""What is spent on the layout of each, and with LONG ops."""
 
 
 def best(request: Request) -> Proposals:
@@ -60,7 +60,7 @@ def _improve(search: Search) -> None:
     """What local search makes of the leaders and of some guesses, in the whole pool and, where a placement needs
     freedom, in part of it."""
     outline, random = search.outline, Random(0)
-    search.effort = EFFORT
+    search.effort = EFFORT if len(outline.ways) < LONG else EFFORT_LONG
     fixed = {"p": outline.fastest, "m": outline.smallest}.get(search.request.mode.rule)
     guesses = [[m for m in outline.worthwhile if random.random() < (k + 1) / GUESSES] for k in range(GUESSES)]
     for share in SMALLER if len(outline.ways) < LONG else SMALLER[::3]:
@@ -87,38 +87,53 @@ def _with_waits(search: Search, best: float) -> Proposals:
     """The vDNN and vDNN++ modes that may be faster than the best so far."""
     outline, request, graph = search.outline, search.request, search.request.graph
     for rule in ("p", "g", "m") if request.mode.rule == "g" else (request.mode.rule,):
-        least = outline.fastest if rule == "p" else outline.smallest
         for offload_set in ("none", *SETS):
-            names = {graph.layers[i].x for i in offloaded_layers(graph, offload_set)}
+            layers = offloaded_layers(graph, offload_set)
+            names = {graph.layers[i].x for i in layers}
             moved = [m for m in outline.movable if m.name in names]
-            if _stage_peak(outline, moved, least) > search.pool:
+            held = _held_by_stage(outline, moved)
+            algorithms = outline.fastest if rule == "p" else outline.smallest
+            if outline.peak(algorithms, held) > search.pool:
                 continue
+            algorithms = outline.within(search.pool, held) if rule == "g" else algorithms
             for sync in ("compute", "both"):
-                if _least_ms(outline, request, moved, rule) < best:
+                if _least_ms(outline, moved, prefetch_stages(graph, layers), algorithms, sync) < best:
                     outcome = yield offload_plan(request, offload_set, sync, rule)
                     if outcome is not None and outcome.fits and outcome.ms is not None:
                         best = min(best, outcome.ms)
 
 
-def _stage_peak(outline: Outline, moved: Sequence[Movable], algorithms: Sequence[Algorithm]) -> int:
-    """What a plan with host waits needs at least: all that a layer touches in a direction is there at the same time."""
-    graph = outline.graph
-    most = outline.peak(algorithms, outline.without(moved))
+def _held_by_stage(outline: Outline, moved: Sequence[Movable]) -> list[int]:
+    """What a plan with host waits holds per op at least, workspaces left out: all that a layer touches in a direction
+    is there at the same time."""
+    graph, held = outline.graph, outline.without(moved)
     for start, stop in stages_by_layer(graph):
         names = {name for op in graph.ops[start:stop] for name in op.tensors if not graph.is_persistent(name)}
-        space = max(round_up(a.workspace, outline.granularity) for a in algorithms[start:stop])
-        most = max(most, space + sum(round_up(graph.tensors[name].nbytes, outline.granularity) for name in names))
-    return most
+        together = sum(round_up(graph.tensors[name].nbytes, outline.granularity) for name in names)
+        held[start:stop] = [max(nbytes, together) for nbytes in held[start:stop]]
+    return held
 
 
-def _least_ms(outline: Outline, request: Request, moved: Sequence[Movable], rule: str) -> float:
-    """What a plan with host waits takes at least: copies out are done when forward is, copies in begin after it, and at
-    the end of each stage the host waits before it issues the next."""
-    out = sum(outline.link.ms(m.out_bytes, True) for m in moved if m.out_bytes)
-    back = sum(outline.link.ms(m.in_bytes, False) for m in moved)
-    forward = backward = 0.0
-    for op, algorithm in zip(request.graph.ops, outline.smallest if rule == "m" else outline.fastest, strict=True):
-        ms = algorithm.ms or 0.0
-        forward, backward = (forward + ms, backward) if op.forward else (forward, backward + ms)
-    issue = 2 * request.profile.launch_ms * len(stages_by_layer(request.graph))
-    return outline.load_ms + max(forward, out) + max(backward, back) + issue
+def _least_ms(
+    outline: Outline, moved: Sequence[Movable], prefetch: Mapping[int, Sequence[str]],
+    algorithms: Sequence[Algorithm], sync: str,
+) -> float:  # fmt: skip
+    """What a plan with host waits takes at least: it may have to wait for memory besides."""
+    link, graph = outline.link, outline.graph
+    now = lane = outline.load_ms
+    arrival: dict[str, float] = {}
+    by_name = {m.name: m for m in moved}
+    for start, stop in stages_by_layer(graph):
+        if start == graph.forward_ops:
+            now = max(now, lane)  # all releases are awaited
+        needed = [m for m in moved if start <= m.needed < stop]
+        for m in (*needed, *(by_name[name] for name in prefetch.get(start, ()) if name in by_name)):
+            if m.name not in arrival:
+                lane = arrival[m.name] = max(lane, now) + link.ms(m.in_bytes, False)
+        now = max([now, *(arrival[m.name] for m in needed)])
+        for m in moved:
+            if start <= m.left < stop and m.out_bytes:
+                lane = max(lane, now) + link.ms(m.out_bytes, True)
+        now += sum(a.ms or 0.0 for a in algorithms[start:stop])
+        now = max(now, lane) if sync == "both" else now
+    return max(now, lane)

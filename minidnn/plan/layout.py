@@ -142,7 +142,7 @@ class _Board:
         ms = self.places.layout(
             self.nbytes, self.first.copy(), self.last.copy(), low, way.order, way.high, wishes, self.out,
             self.back, self.pool, clock.made, clock.needed, clock.out_ms, clock.in_ms, self.away, clock.order,
-            clock.needs, self.ms, outline.load_ms, outline.link.duplex, until, fetch,
+            clock.needs, self.ms, outline.load_ms, outline.return_ms, outline.link.duplex, until, fetch,
         )  # fmt: skip
         return _Layout(float(ms), low, until, fetch, way) if ms < inf else None
 

@@ -133,7 +133,7 @@ def place_fetches(
 @kernel
 def run_clock(
     made: Ints, needed: Ints, out_ms: Floats, in_ms: Floats, away: Bools, order: Ints, needs: Ints, ms: Floats,
-    load_ms: float, duplex: bool, until: Ints, fetch: Ints, behind: Ints, starts: Floats,
+    load_ms: float, return_ms: float, duplex: bool, until: Ints, fetch: Ints, behind: Ints, starts: Floats,
 ) -> float:  # fmt: skip
     """ms of the iteration with these moments; `starts` is set to when each op starts. `order` and `needs` are the
     tensors by when they are made and by when they are needed; a copy-in also waits for the copy-out of the tensor that
@@ -170,7 +170,7 @@ def run_clock(
                 free_in = free_out
             done[j] = free_out
             j = made_next[j]
-    return max(now, free_out, free_in)
+    return max(max(now, free_out) + return_ms, free_in)
 
 
 @kernel

@@ -120,7 +120,7 @@ class Clock:
         starts = np.zeros(len(ms))
         total = self.loops.run_clock(
             self.made, self.needed, self.out_ms, self.in_ms, away, self.order, self.needs, ms, self.outline.load_ms,
-            self.outline.link.duplex, until, fetch, np.full(len(away), -1, np.int64), starts,
+            self.outline.return_ms, self.outline.link.duplex, until, fetch, np.full(len(away), -1, np.int64), starts,
         )  # fmt: skip
         return float(total), starts
 

@@ -100,7 +100,7 @@ class Search:
         Returns the ms of the fastest."""
         best = inf
         for k, arrangement in enumerate(self.fastest):
-            if best <= arrangement.ms or (best == inf and k == PROPOSALS):
+            if best <= arrangement.ms * SAME or (best == inf and k == PROPOSALS):
                 break
             outcome = yield arrangement.plan(self.request)
             if outcome is not None and outcome.fits:

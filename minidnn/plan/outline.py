@@ -57,7 +57,7 @@ class Outline:
     """One iteration with nothing offloaded, every buffer freed at its last use, one stage per op.
 
     `resident[i]` is what the pool holds while op i runs, workspaces left out. `ways[i]` are its algorithms, fastest
-    first; all have times. `load_ms` is what the batch takes to come in.
+    first; all have times. `load_ms` is what the batch takes to come in, `return_ms` what the loss takes to go back.
     """
 
     graph: Graph
@@ -67,6 +67,7 @@ class Outline:
     ways: tuple[tuple[Algorithm, ...], ...]
     load_ms: float
     granularity: int = GRANULARITY
+    return_ms: float = 0.0
 
     @classmethod
     def of(cls, graph: Graph, profile: Profile, granularity: int = GRANULARITY) -> Outline:
@@ -76,7 +77,8 @@ class Outline:
         load = sum(profile.link.ms(t.nbytes, False) for t in external if t.role in (Role.SCALARS, Role.INPUT))
         ways = tuple(tuple(profile.algorithms(graph, op)) for op in graph.ops)
         sizes = resident(graph, granularity)
-        return cls(graph, profile.link, sizes, tuple(_movable(graph)), ways, load, granularity)
+        back = profile.link.ms(sum(t.nbytes for t in graph.tensors.values() if t.role is Role.LOSS), True)
+        return cls(graph, profile.link, sizes, tuple(_movable(graph)), ways, load, granularity, back)
 
     @cached_property
     def clock(self) -> Clock:
@@ -94,7 +96,7 @@ class Outline:
     @property
     def floor_ms(self) -> float:
         """What no arrangement can be faster than."""
-        return self.load_ms + sum(a.ms or 0.0 for a in self.fastest)
+        return self.load_ms + sum(a.ms or 0.0 for a in self.fastest) + self.return_ms
 
     def without(self, offload: Iterable[Movable]) -> list[int]:
         """What is left of `resident` when these tensors are away as long as they can be."""

@@ -141,7 +141,7 @@ def reused(
 def layout(
     nbytes: Ints, first: Ints, last: Ints, low: Ints, order: Ints, high: Bools, wishes: Ints, out: Ints,
     back: Ints, pool: int, made: Ints, needed: Ints, out_ms: Floats, in_ms: Floats, away: Bools, natural: Ints,
-    needs: Ints, ms: Floats, load_ms: float, duplex: bool, until: Ints, fetch: Ints,
+    needs: Ints, ms: Floats, load_ms: float, return_ms: float, duplex: bool, until: Ints, fetch: Ints,
 ) -> float:  # fmt: skip
     """Place, stretch, and run the clock: ms of the iteration, infinite where the stays do not fit in this order."""
     by_low = np.zeros(len(order) + 1, np.int64)
@@ -149,6 +149,7 @@ def layout(
         return np.inf
     stretch(nbytes, first, last, low, by_low, out, back, needs, pool, until, fetch)
     waits, behind = reused(nbytes, first, last, low, out, back, until, fetch)
+    starts = np.zeros(len(ms))
     return run_clock(
-        made, needed, out_ms, in_ms, away, natural, needs, ms, load_ms, duplex, waits, fetch, behind, np.zeros(len(ms))
+        made, needed, out_ms, in_ms, away, natural, needs, ms, load_ms, return_ms, duplex, waits, fetch, behind, starts
     )

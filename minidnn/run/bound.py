@@ -13,9 +13,9 @@ from itertools import accumulate
 from minidnn.graph.graph import Graph
 from minidnn.graph.tensor import Role
 from minidnn.plan.outline import Outline, resident
-from minidnn.plan.plan import Plan
 from minidnn.profile.profile import Link, Profile
-from minidnn.schedule.lower import persistent_region
+from minidnn.run.whole_copies import whole_copies_ms
+from minidnn.schedule.region import region_bytes
 
 LEVELS = 32
 
@@ -29,10 +29,10 @@ class Bound:
     copies adds them, two overlap. `load_ms`: the batch comes in, before any op; or, where the next batch may come
     early (`overlaps`), beside the ops.
 
-    `phases_ms` is what order and workspaces add. What is away while an op runs has left before and comes back after it,
-    so the ops before it overlap that copy-out alone and those after it the copy-in. And any choice of algorithms has
-    some peak P with nothing offloaded: its ops take at least as long as the fastest below P, and P less the budget has
-    to leave; the least over all P counts.
+    `phases_ms` is what order, workspaces and whole tensors (`whole_copies`) add. What is away while an op runs has left
+    before and comes back after it, so the ops before it overlap that copy-out alone and those after it the copy-in. And
+    any choice of algorithms has some peak P with nothing offloaded: its ops take at least as long as the fastest below
+    P, and P less the budget has to leave; the least over all P counts.
     """
 
     compute_ms: float
@@ -58,7 +58,7 @@ def iteration_bound(graph: Graph, profile: Profile, budget: int | None) -> Bound
         load = loaded / profile.link.h2d * 1e3 if profile.link else 0.0
         return Bound(sum(min(a.ms or 0.0 for a in way) for way in ways), 0.0, 0.0, 0.0, load, early)
     outline = Outline.of(graph, profile, 1)  # no rounding: what crosses the link is not rounded either
-    pool = budget - persistent_region(graph, Plan("", (), scratch=profile.scratch_bytes))[1]
+    pool = budget - region_bytes(graph, profile.scratch_bytes)
     outline = _possible(outline, pool)
     away = [max(0, n + a.workspace - pool) for n, a in zip(outline.resident, outline.smallest, strict=True)]
     copies = _Copies(profile.link, loaded)
@@ -66,6 +66,7 @@ def iteration_bound(graph: Graph, profile: Profile, budget: int | None) -> Bound
     # A peak between two levels has the algorithms of the upper one at best, and the excess of the lower one at least.
     pairs = zip([levels[0], *levels[:-1]], levels, strict=True)
     phases = min(_phases_ms([a.ms or 0.0 for a in outline.within(top)], away, low - pool, copies) for low, top in pairs)
+    phases = max(phases, whole_copies_ms(outline, pool))
     most = max(away)
     compute = sum(a.ms or 0.0 for a in outline.fastest)
     return Bound(compute, copies.out_ms(most), copies.in_ms(most), phases, copies.in_ms(loaded), early)
@@ -118,4 +119,4 @@ def in_core_peak(graph: Graph, profile: Profile) -> int:
     fragmentation."""
     workspaces = (min(a.workspace for a in profile.algorithms(graph, op)) for op in graph.ops)
     pool = max(n + w for n, w in zip(resident(graph), workspaces, strict=True))
-    return pool + persistent_region(graph, Plan("", (), scratch=profile.scratch_bytes))[1]
+    return pool + region_bytes(graph, profile.scratch_bytes)

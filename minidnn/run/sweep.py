@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -12,7 +12,6 @@ from typing import Any
 from minidnn.errors import BudgetError
 from minidnn.graph.graph import Graph
 from minidnn.plan.outline import Outline, layers_of
-from minidnn.plan.plan import Plan
 from minidnn.plan.registry import parse_mode
 from minidnn.plan.rematerialize import SLOTS, rematerialized_ms
 from minidnn.profile.profile import Profile
@@ -20,8 +19,9 @@ from minidnn.run.bound import iteration_bound, paper_bound
 from minidnn.run.choose import Options, choose, smallest
 from minidnn.run.simulator import simulate
 from minidnn.schedule.actions import Schedule
-from minidnn.schedule.lower import persistent_region
+from minidnn.schedule.region import region_bytes
 
+EXACT = 1e-9
 LEVELS = 6
 """Choices of algorithms that rematerialization is computed for."""
 
@@ -59,6 +59,36 @@ class Sweep:
             "paper_bound_ms": list(self.paper_bound_ms), "rematerialized_ms": list(self.rematerialized_ms),
             "policies": policies,
         }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Sweep:
+        """From JSON."""
+        points = {
+            name: [Point(*row) for row in zip(p["ms"], p["peak_bytes"], p["plan_s"], strict=True)]
+            for name, p in found["policies"].items()
+        }
+        return cls(
+            tuple(found["budgets"]), tuple(found["lower_bound_ms"]), tuple(found["paper_bound_ms"]),
+            tuple(found["rematerialized_ms"]), points,
+        )  # fmt: skip
+
+    def faults(self) -> list[str]:
+        """What no sweep may show, a sentence each: a policy below the lower bound, above its budget, or faster than
+        `best` where that is among them."""
+        found = []
+        for i, (budget, bound) in enumerate(zip(self.budgets, self.bound_ms, strict=True)):
+            best = self.points["best"][i].ms if "best" in self.points else 0.0
+            for name, points in self.points.items():
+                ms, peak = points[i].ms, points[i].peak_bytes
+                if ms is None or peak is None:
+                    continue
+                if ms < bound * (1 - EXACT):
+                    found.append(f"{name} takes {ms} ms at {budget} bytes, below the bound of {bound} ms")
+                if peak > budget:
+                    found.append(f"{name} takes {peak} bytes of {budget}")
+                if best is None or ms < best * (1 - EXACT):
+                    found.append(f"{name} takes {ms} ms at {budget} bytes, best {best}")
+        return found
 
 
 def budgets_of(graph: Graph, profile: Profile, count: int) -> tuple[int, ...]:
@@ -102,7 +132,7 @@ def _scoring(profile: Profile) -> Callable[[Schedule], float]:
 def rematerialization(graph: Graph, profile: Profile, budgets: Sequence[int]) -> tuple[float | None, ...]:
     """Per budget the ms of the optimal rematerialization of the graph as a chain, over some choices of algorithms."""
     outline = Outline.of(graph, profile)
-    persistent = persistent_region(graph, Plan("", (), scratch=profile.scratch_bytes))[1]
+    persistent = region_bytes(graph, profile.scratch_bytes)
     most = max(budgets) - persistent
     best = [inf] * len(budgets)
     for level in outline.levels(LEVELS):

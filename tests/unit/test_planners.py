@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from minidnn.errors import ArgumentError, BudgetError
 from minidnn.graph.graph import Graph
 from minidnn.graph.tensor import Role
+from minidnn.plan.greedy import greedy_options
 from minidnn.plan.layout import lay_out
 from minidnn.plan.mode import Request
 from minidnn.plan.moments import arrange
-from minidnn.plan.outline import Outline
+from minidnn.plan.neighbours import Neighbourhood
+from minidnn.plan.nowait import Search
+from minidnn.plan.outline import Movable, Outline
 from minidnn.plan.registry import PLANNERS, parse_mode
+from minidnn.plan.thresholds import threshold_options
 from minidnn.profile.model import modelled
 from minidnn.profile.nominal import with_times
-from minidnn.profile.profile import Profile
+from minidnn.profile.profile import Algorithm, Link, Profile
 from minidnn.run.bound import in_core_peak, iteration_bound, paper_bound
 from minidnn.run.choose import Options, candidates, choose, smallest
 from minidnn.run.explain import decisions
 from minidnn.run.simulator import simulate
-from minidnn.run.sweep import budgets_of, sweep
+from minidnn.run.sweep import Point, Sweep, budgets_of, sweep
+from minidnn.run.whole_copies import whole_copies_ms
 from minidnn.schedule.actions import COMPUTE, D2H, H2D, Alloc, Schedule
 from minidnn.schedule.check import check
+from minidnn.schedule.lower import lower
+from minidnn.schedule.region import region_bytes
 
 from . import lowered, simulated
 
@@ -280,3 +291,81 @@ def test_requests_of_policies_are_values() -> None:
     assert request.pool is None
     assert parse_mode("greedy").rule == "g"
     assert parse_mode("keep").rule == "p"
+
+
+@pytest.mark.parametrize(("model", "batch", "share"), [("vgg11", 16, 0.1), ("vgg11", 16, 0.3), ("alexnet", 64, 0.2)])
+def test_the_clock_of_a_placed_arrangement_is_the_simulator(model: str, batch: int, share: float) -> None:
+    graph = simulated.graph_of(model, batch)
+    profile = modelled(graph, "v100")
+    low, high = least(graph, "best", profile), choose(graph, "best", profile).peak_bytes
+    pool = (int(low + (high - low) * share) - region_bytes(graph, profile.scratch_bytes)) // 512 * 512
+    search = Search(Request(graph, profile, parse_mode("best"), pool=pool), pool)
+    for options in (greedy_options, threshold_options):
+        search.over(options)
+    assert search.leaders
+    for arrangement in search.leaders:
+        found = simulate(lower(graph, arrangement.plan(search.request)), profile)
+        assert found.iteration_ms == pytest.approx(arrangement.ms, rel=1e-9)
+        assert found.peak_bytes <= pool + region_bytes(graph, profile.scratch_bytes)
+
+
+def test_more_effort_never_makes_a_layout_slower() -> None:
+    graph = simulated.graph_of("vgg11", 16)
+    outline = Outline.of(graph, modelled(graph, "v100"))
+    pool = outline.peak(outline.smallest, outline.without(outline.worthwhile)) * 11 // 10
+    found = arrange(outline, outline.worthwhile, outline.smallest, pool)
+    assert found is not None
+    placed = [lay_out(found, pool, effort) for effort in (0, 10**6, 10**7)]
+    times = [p.ms for p in placed if p is not None]
+    assert times == sorted(times, reverse=True)
+    assert found.ms <= times[-1] < times[0]
+
+
+def test_local_search_ends_where_no_change_of_one_tensor_gains() -> None:
+    graph = simulated.graph_of("vgg11", 16)
+    outline = Outline.of(graph, modelled(graph, "v100"))
+    pool = outline.peak(outline.smallest, outline.without(outline.worthwhile)) * 5 // 4
+    start = arrange(outline, outline.worthwhile, outline.smallest, pool)
+    assert start is not None
+    found = Neighbourhood(outline, pool).improve(start)
+    assert found is not None
+    assert found.ms < start.ms
+    for m in outline.worthwhile:
+        offload = [o for o in found.offload if o != m] if m in found.offload else [*found.offload, m]
+        other = arrange(outline, offload, found.algorithms, pool)
+        assert other is None or other.ms >= found.ms - 1e-6
+
+
+def test_a_tensor_without_room_beside_an_op_crosses_whole_between_the_ops_around_it() -> None:
+    """Three ops of 1 ms after a tensor of 10 bytes is made; the middle one leaves 9 bytes. A byte takes 1 ms."""
+    ops = (1.0, 1.0, 1.0, 1.0)
+    ways = tuple((Algorithm(ms=ms),) for ms in ops)
+    tensor = Movable("x", 10, 10, 10, 0, 0, 3)
+    graph = cast(Graph, SimpleNamespace(forward_ops=2))
+    outline = Outline(graph, Link(1e3, 1e3, 0.0), (10, 11, 10, 10), (tensor,), ways, 0.0, 1)
+    assert whole_copies_ms(outline, 11) == 4.0
+    assert whole_copies_ms(outline, 10) == 1 + 10 + 1 + 10 + 1  # one byte too many: all ten leave after op 0
+    both = replace(outline, movable=(tensor, Movable("y", 6, 6, 6, 0, 0, 3)))
+    assert whole_copies_ms(both, 10) == 1 + 6 + 1 + 6 + 1  # then the smaller one leaves
+
+
+def test_a_sweep_says_where_it_shows_what_cannot_be() -> None:
+    fine = {
+        "best": [Point(10.0, 5, 0.0)],
+        "greedy": [
+            Point(11.0, 5, 0.0),
+        ],
+    }
+    sweeps = Sweep((5,), (9.0,), (9.0,), (None,), fine)
+    assert sweeps.faults() == []
+    assert Sweep.from_dict(json.loads(json.dumps(sweeps.as_dict()))) == sweeps
+    wrong = (
+        (Point(9.5, 5, 0.0), "best 10.0"),
+        (Point(8.0, 5, 0.0), "the bound"),
+        (Point(12.0, 6, 0.0), "6 bytes of 5"),
+    )
+    for other, words in wrong:
+        found = replace(sweeps, points={**fine, "tflms": [other]}).faults()
+        assert any(words in fault for fault in found), found
+    nothing = replace(sweeps, points={**fine, "best": [Point(None, None, 0.0)]})
+    assert any("best None" in fault for fault in nothing.faults())
