@@ -14,6 +14,7 @@ import pytest
 from bench import modes
 from bench.modes import Spec
 from minidnn import Trainer, models, nn, optim
+from minidnn.cli import main
 from minidnn.errors import BudgetError, OutOfPinnedMemory
 from minidnn.plan.registry import PLANNERS
 from minidnn.run.choose import Options
@@ -86,6 +87,19 @@ def test_many_late_steps_leave_memory_and_threads_as_they_were() -> None:
                 trainer.step(x, y)
             assert (device.memory_info(), len(runtime.handles), threading.active_count()) == before
         assert device.memory_info().used == device.memory_info().pinned == 0
+
+
+def test_compare_checks_and_verifies_on_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    modes = "base,vdnn:all,vdnn++:conv(m),best"
+    page = tmp_path / "report.html"
+    with running_card(LATE, deterministic=True) as (device, _), patch.object(type(device), "close", lambda self: None):
+        with patch("minidnn.cli.compare.open_device", lambda name, **options: device):
+            assert main(["compare", "smallvgg", "--batch", "8", "--modes", modes, "--check", "--html", str(page)]) == 0
+        assert device.memory_info().used == device.memory_info().pinned == 0
+    said = capsys.readouterr().out
+    assert "gradients of all modes: bit-equal to base" in said
+    assert "every schedule is right" in said
+    assert page.stat().st_size > 10_000
 
 
 # -- the modes bench

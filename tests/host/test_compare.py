@@ -168,6 +168,17 @@ def test_timing_a_schedule_gives_all_memory_back() -> None:
         assert (device.memory_info().used, device.memory_info().pinned) == (0, 0)
 
 
+@pytest.mark.parametrize(("slow_ms", "iterations"), [(1e9, 4), (0.0, 2)])
+def test_slow_schedules_are_timed_once(monkeypatch: pytest.MonkeyPatch, slow_ms: float, iterations: int) -> None:
+    graph = build(create("smallvgg"), nn.CrossEntropyLoss(), (8, 1, 8, 8), optimizer=optim.SGD(0.1))
+    runs = []
+    monkeypatch.setattr("minidnn.run.timing.SLOW_MS", slow_ms)
+    monkeypatch.setattr("minidnn.run.executor.Executor.run", lambda *arguments: runs.append(arguments))
+    with HostDevice() as device, Timer(device) as ms:
+        ms(choose(graph, "base(m)", device.profile(graph)))
+    assert len(runs) == iterations
+
+
 def test_what_has_no_room_is_infinitely_slow() -> None:
     graph = build(create("smallvgg"), nn.CrossEntropyLoss(), (8, 1, 8, 8), optimizer=optim.SGD(0.1))
     with HostDevice(memory=1000) as device, Timer(device) as ms:
