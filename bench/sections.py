@@ -131,6 +131,13 @@ def planners(results: Path) -> str:
     return text
 
 
+def all_planners(results: Path) -> str:
+    """The same, behind the plots of Figures 2 and 3."""
+    text = planners(results)
+    drawn = [path.name for path in sorted(results.glob("planners_*.png"))] if text else []
+    return "".join(f"![{Path(name).stem}](../bench/results/{name})\n\n" for name in drawn) + text
+
+
 # -- on a GPU ----------------------------------------------------------------------------------------------------------
 
 COLUMNS = (
@@ -373,9 +380,9 @@ Simulated on modelled cards. The improvement is (vDNN - vDNN++) / (vDNN - base).
 is a dash.
 
 ![Speed of each mode relative to base(p)](images/figure_9.png)""", figure_9),
-        ("""## Beaumont et al., Figure 2
+        ("""## Beaumont et al., Figures 2 and 3
 
-Time over the lower bound, mean over the budgets that a policy can keep (how many of them), simulated.""", planners),
+Time over the lower bound, mean over the budgets that a policy can keep (how many), simulated.""", all_planners),
         ("## Memory modes on a GPU", all_modes),
         ("""## Beside PyTorch
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.markdown import origin, table
-from bench.sections import PARTS, all_modes, convolutions, modes, peers, planners, rewritten
+from bench.sections import PARTS, all_modes, all_planners, convolutions, modes, peers, planners, rewritten
 
 HERE: dict[str, Any] = {
     "cpu": "a processor", "cores": 2, "python": "3.12", "versions": {"numpy": "2.4", "torch": None},
@@ -106,11 +106,14 @@ def test_planners_that_never_fit_have_a_dash(tmp_path: Path) -> None:
         ["network (batch), GPU", "`best`", "`tflms`", "`best` within 1.2", "worst of `best`"],
         ["VGG", "1.050 (20)", "-", "19/20", "1.250"],
     ]
+    (tmp_path / "planners_v100.png").touch()
+    assert all_planners(tmp_path).startswith("![planners_v100](../bench/results/planners_v100.png)\n\n| network")
 
 
 def test_planners_that_were_cut_short_are_not_mentioned(tmp_path: Path) -> None:
     write(tmp_path, "planners.json", HERE)
-    assert planners(tmp_path) == ""
+    (tmp_path / "planners_v100.png").touch()
+    assert all_planners(tmp_path) == ""
 
 
 def test_convolutions_add_up_the_fastest_plan_of_each_problem_as_often_as_it_occurs(tmp_path: Path) -> None:
