@@ -35,6 +35,16 @@ __device__ __forceinline__ Largest block_largest(Largest x, Largest* slots) {
     return x;
 }
 
+// Loss of a row whose label has the value `shifted` below the largest; with smoothing, of what it weighs altogether.
+__device__ __forceinline__ float row_loss(i64 label, int C, const float* class_weight, float log_sum, float shifted,
+                                          float smoothing, float weights, float weighted) {
+    if (label < 0 || label >= C) return __uint_as_float(NAN_BITS);  // a label outside 0..C-1 shows as NaN
+    float loss = (class_weight ? class_weight[label] : 1.0f) * (1.0f - smoothing);
+    if (loss != 0.0f) loss *= log_sum - shifted;
+    if (smoothing > 0.0f) loss += smoothing / C * (weights * log_sum - weighted);
+    return loss;
+}
+
 // One block per row. `losses` (or null): the row's weighted loss, and in losses[rows + row] whether the largest value is
 // the label's. y may be x: every thread overwrites only what it alone reads afterwards.
 template <typename T>
@@ -69,20 +79,70 @@ __device__ __forceinline__ void softmax_row(const T* x, T* y, const i64* labels,
         }
         if (losses && threadIdx.x == 0) {
             i64 label = labels[row];
-            float loss = __uint_as_float(NAN_BITS), log_sum = logf(sum);  // a label outside 0..C-1 shows as NaN
-            if (label >= 0 && label < r.C) {
-                float weight = class_weight ? class_weight[label] : 1.0f;
-                loss = weight * (1.0f - smoothing);
-                if (loss != 0.0f) loss *= log_sum - (to_float(x[at + label * r.step]) - top.value);
-                if (smoothing > 0.0f) loss += smoothing / r.C * (weights * log_sum - weighted);
-            }
-            losses[row] = loss;
+            float shifted = label >= 0 && label < r.C ? to_float(x[at + label * r.step]) - top.value : 0.0f;
+            losses[row] = row_loss(label, r.C, class_weight, logf(sum), shifted, smoothing, weights, weighted);
             losses[rows + row] = top.index == label ? 1.0f : 0.0f;
         }
         __syncthreads();  // the label's value is read before any thread overwrites it
         for (int c = threadIdx.x; c < r.C; c += THREADS)
             y[at + c * r.step] = from_float<T>(expf(to_float(x[at + c * r.step]) - top.value) / sum);
     }
+}
+
+// Many rows of up to 32 * LANE values: one warp per row, which stays in registers.
+#define LANE 32
+template <typename T>
+__device__ __forceinline__ void softmax_warp(const T* x, T* y, const i64* labels, const float* class_weight, float* losses,
+                                             int rows, Rows r, float smoothing) {
+    int row = blockIdx.x * (THREADS / 32) + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+    if (row >= rows) return;
+    i64 at = start(row, r), label = losses ? labels[row] : -1;
+    float values[LANE];
+#pragma unroll
+    for (int k = 0; k < LANE; k++)
+        values[k] = lane + 32 * k < r.C ? to_float(x[at + (lane + 32 * k) * r.step]) : 0.0f;
+    Largest top = {-__uint_as_float(INFINITY_BITS), r.C};
+#pragma unroll
+    for (int k = 0; k < LANE; k++) {
+        Largest one = {values[k], lane + 32 * k};
+        if (one.index < r.C) top = larger(top, one);
+    }
+    for (int mask = 16; mask > 0; mask >>= 1) {
+        Largest other;
+        other.value = __shfl_xor_sync(0xffffffffu, top.value, mask);
+        other.index = __shfl_xor_sync(0xffffffffu, top.index, mask);
+        top = larger(top, other);
+    }
+    float sum = 0.0f, weighted = 0.0f, weights = 0.0f, shifted_label = 0.0f;
+#pragma unroll
+    for (int k = 0; k < LANE; k++) {
+        int c = lane + 32 * k;
+        if (c >= r.C) break;
+        float shifted = values[k] - top.value;
+        if (c == label) shifted_label = shifted;
+        if (losses && smoothing > 0.0f) {
+            float weight = class_weight ? class_weight[c] : 1.0f;
+            if (weight != 0.0f) {
+                weights += weight;
+                weighted += weight * shifted;
+            }
+        }
+        values[k] = expf(shifted);
+        sum += values[k];
+    }
+    sum = warp_sum(sum);
+    if (losses) {
+        weights = warp_sum(weights);
+        weighted = warp_sum(weighted);
+        shifted_label = warp_sum(shifted_label);
+        if (lane == 0) {
+            losses[row] = row_loss(label, r.C, class_weight, logf(sum), shifted_label, smoothing, weights, weighted);
+            losses[rows + row] = top.index == label ? 1.0f : 0.0f;
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < LANE; k++)
+        if (lane + 32 * k < r.C) y[at + (lane + 32 * k) * r.step] = from_float<T>(values[k] / sum);
 }
 
 // Many rows of few channels (an image of predictions): one thread per row.
@@ -169,6 +229,11 @@ __device__ __forceinline__ void cross_entropy_backward(const T* y, const i64* la
         softmax_row_##VARIANT(const T* x, T* y, const i64* labels, const float* class_weight, float* losses, int rows,  \
                               Rows r, float smoothing) {                                                                \
         softmax_row<T>(x, y, labels, class_weight, losses, rows, r, smoothing);                                         \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                               \
+        softmax_warp_##VARIANT(const T* x, T* y, const i64* labels, const float* class_weight, float* losses, int rows, \
+                               Rows r, float smoothing) {                                                               \
+        softmax_warp<T>(x, y, labels, class_weight, losses, rows, r, smoothing);                                        \
     }                                                                                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                               \
         softmax_thread_##VARIANT(const T* x, T* y, i64 rows, Rows r) {                                                  \

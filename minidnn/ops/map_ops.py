@@ -184,22 +184,37 @@ def _rows(x: Array) -> tuple[Rows, int]:
     return Rows(x.strides4[0], x.strides4[1], inner_step, h * w, c), n * h * w
 
 
+MANY_ROWS = 4096
+"""From so many rows on a warp takes one, where its lanes can hold it; fewer leave most of the card idle so."""
+LANE = 32
+"""Values that a lane holds, as in softmax.cu."""
+ROW_BLOCKS = 8192
+"""Blocks that share many rows: starting a block for each costs more than a row."""
+
+
+def _softmax_rows(on: Context, x: Array, rows: Rows, count: int, *arguments: object) -> Launcher:
+    """Bind the kernel for rows whose values lie in memory one behind the other."""
+    if count >= MANY_ROWS and rows.C <= 32 * LANE:
+        grid, name = (blocks(count, THREADS // 32), 1, 1), "softmax_warp"
+    else:
+        grid, name = (count, 1, 1), "softmax_row"
+    return on.bind("softmax", f"{name}_{x.code}", grid, BLOCK, x, *arguments)
+
+
 def softmax_forward(on: Context, *, x: Array, y: Array) -> Launcher:
     """Y = softmax of X over axis 1."""
     common_layout("softmax_forward", x, y)
     rows, count = _rows(x)
     if rows.inner > 1:
         return on.bind("softmax", f"softmax_thread_{x.code}", (blocks(count), 1, 1), BLOCK, x, y, i64(count), rows)
-    return on.bind(
-        "softmax", f"softmax_row_{x.code}", (count, 1, 1), BLOCK, x, y, None, None, None, count, rows, 0.0
-    )
+    return _softmax_rows(on, x, rows, count, y, None, None, None, count, rows, 0.0)
 
 
 def softmax_backward(on: Context, *, y: Array, dy: Array, dx: Array) -> Launcher:
     """dX = Y * (dY - sum over axis 1 of Y * dY)."""
     common_layout("softmax_backward", y, dy, dx)
     rows, count = _rows(y)
-    grid = (min(count, 2**20), 1, 1)
+    grid = (min(count, ROW_BLOCKS), 1, 1)
     return on.bind("softmax", f"softmax_row_backward_{y.code}", grid, BLOCK, y, dy, dx, i64(count), rows)
 
 
@@ -212,10 +227,7 @@ def cross_entropy_forward(
     rows, count = _rows(x)
     losses = on.floats(2 * count)
     corrects = on.floats(count, offset=count)
-    row = on.bind(
-        "softmax", f"softmax_row_{x.code}", (count, 1, 1), BLOCK,
-        x, y, labels, class_weight, losses, count, rows, float(label_smoothing),
-    )  # fmt: skip
+    row = _softmax_rows(on, x, rows, count, y, labels, class_weight, losses, count, rows, float(label_smoothing))
     finish = on.bind("softmax", "finish_loss", (1, 1, 1), BLOCK, losses, corrects, count, loss, scalars)
     return sequence(row, finish)
 
@@ -228,7 +240,7 @@ def cross_entropy_backward(
     common_layout("cross_entropy_backward", y, dx)
     rows, count = _rows(y)
     return on.bind(
-        "softmax", f"cross_entropy_backward_{y.code}", (count, 1, 1), BLOCK,
+        "softmax", f"cross_entropy_backward_{y.code}", (min(count, ROW_BLOCKS), 1, 1), BLOCK,
         y, labels, dx, scalars, class_weight, count, rows, float(label_smoothing),
     )  # fmt: skip
 

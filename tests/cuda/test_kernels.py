@@ -5,8 +5,10 @@ The kernels run emulated on the CPU in every test run, and on the GPU where ther
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -348,9 +350,18 @@ def test_dropout_draws_the_hosts_bits(place: Place, shape: tuple[int, ...], layo
 # -- softmax and losses ------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(params=[False, True], ids=["few rows", "many rows"])
+def many(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Rows count as many from two on, or from so many on as they do, and few blocks share them."""
+    most = {"MANY_ROWS": 2, "ROW_BLOCKS": 2} if request.param else {}
+    with patch.multiple(map_ops, **most) if most else nullcontext():
+        yield
+
+
 @BOTH
 @LAYOUTS
-@pytest.mark.parametrize("shape", [(3, 10), (2, 1000), (2, 21, 3, 5)])
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("shape", [(3, 10), (2, 1000), (2, 1024), (11, 33), (2, 21, 3, 5)])
 def test_softmax_and_its_gradient_are_the_hosts(place: Place, shape: tuple[int, ...], layout: str, dtype: str) -> None:
     x = (normal(shape) * 5).astype(numpy_dtype(dtype))
     found = parity(place, "softmax_forward", {"x": x}, {"y": (shape, dtype)}, layout, TOLERANCE[dtype])
@@ -359,6 +370,7 @@ def test_softmax_and_its_gradient_are_the_hosts(place: Place, shape: tuple[int, 
 
 
 @BOTH
+@pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("shape", [(5, 10), (3, 1000)])
@@ -384,6 +396,7 @@ def test_cross_entropy_and_its_gradient_are_the_hosts(
     )  # fmt: skip
 
 
+@pytest.mark.usefixtures("many")
 def test_a_label_outside_the_classes_makes_the_loss_nan(place: Place) -> None:
     x, loss = place.put(normal((2, 4))), place.empty((2,), "float32")
     labels, step = place.put(np.array([1, 4])), place.put(scalars(inverse_weight=1))
