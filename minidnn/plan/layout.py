@@ -163,13 +163,19 @@ class _Board:
         return order.astype(np.int64), np.zeros(len(order), np.bool_)
 
     def offsets(self, low: Ints) -> dict[str, int]:
-        """Offset in the pool of every stay. Addresses at which nothing ever lies are left out: a pool that is larger
-        than need be is not taken whole."""
+        """Offset in the pool of every stay. A pool that is larger than need be is not taken whole: where nothing leaves,
+        every stay sinks onto those below it; else addresses at which nothing ever lies are left out, and all that a
+        copy may wait for stays as it is."""
         order = np.argsort(low, kind="stable")
-        tops = np.maximum.accumulate(low[order] + self.nbytes[order])
-        unused = np.maximum(low[order] - np.concatenate([[0], tops])[:-1], 0)
         low = low.copy()
-        low[order] -= np.cumsum(unused)
+        if self.arrangement.offload:
+            tops = np.maximum.accumulate(low[order] + self.nbytes[order])
+            low[order] -= np.cumsum(np.maximum(low[order] - np.concatenate([[0], tops])[:-1], 0))
+        else:
+            for k, i in enumerate(order):
+                below = order[:k]
+                meets = (self.first[below] <= self.last[i]) & (self.last[below] >= self.first[i])
+                low[i] = (low[below] + self.nbytes[below])[meets].max(initial=0)
         return {key: int(low[i]) for key, i in self.index.items()}
 
 
