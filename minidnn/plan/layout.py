@@ -163,9 +163,9 @@ class _Board:
         return order.astype(np.int64), np.zeros(len(order), np.bool_)
 
     def offsets(self, low: Ints) -> dict[str, int]:
-        """Offset in the pool of every stay. A pool that is larger than need be is not taken whole: where nothing leaves,
-        every stay sinks onto those below it; else addresses at which nothing ever lies are left out, and all that a
-        copy may wait for stays as it is."""
+        """Offset in the pool of every stay. A pool that is larger than need be is not taken whole: where nothing
+        leaves, every stay sinks onto those below it; else addresses at which nothing ever lies are left out, and all
+        that a copy may wait for stays as it is."""
         order = np.argsort(low, kind="stable")
         low = low.copy()
         if self.arrangement.offload:
