@@ -21,12 +21,19 @@ from minidnn.cli.planning import add_source, profile_for, training_graph
 from minidnn.errors import ArgumentError
 from minidnn.plan.registry import parse_mode
 from minidnn.profile.nominal import with_times
+from minidnn.progress import bar
 from minidnn.report.tables import text_table
 from minidnn.run.sweep import Sweep, at_bandwidth, budgets_of, sweep
 from minidnn.units import format_ms, format_size
 
 EXAMPLE = "minidnn sweep vgg16 --batch 64 --gpu v100 --plot ratio.png --throughput rate.png"
 POLICIES = ("best", "dynprog", "greedy", "vdnn-threshold", "autoswap", "tflms", "vdnn++:dyn")
+
+LEGEND = (
+    "ms of an iteration by policy and memory; -: does not fit; a plan for less memory stays a candidate for more\n"
+    "bound: no schedule is faster, whatever it offloads; paper's: Proposition 3 of Beaumont et al. 2020; rematerialized: "
+    "the fastest\nthat computes activations again and copies nothing"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,8 +67,10 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     title = f"{args.model}, batch {args.batch}, {args.precision}, {profile.source}"
     console.say(title)
     budgets = budgets_of(graph, profile, args.budgets)
-    found = sweep(graph, profile, policies, budgets)
+    with bar("planning", len(policies) * len(budgets), console.progress) as done:
+        found = sweep(graph, profile, policies, budgets, lambda text: done.update())
     console.say(_table(found))
+    console.say(LEGEND)
     result = {
         "model": args.model, "batch": args.batch, "precision": args.precision, "target": graph.target.name,
         "profile": profile.source, **found.as_dict(),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 
 from minidnn.memory.trace import GRANULARITY
-from minidnn.plan.outline import Outline, layers_of
+from minidnn.plan.outline import Movable, Outline, layers_of
 from minidnn.profile.profile import Profile
 from minidnn.schedule.actions import Schedule
 from minidnn.units import format_size, round_up
@@ -37,30 +38,68 @@ class Decision:
 
 def decisions(schedule: Schedule, profile: Profile, pool: int) -> Iterator[Decision]:
     """Every movable tensor of a schedule, in the order in which they are made; the pool has `pool` bytes."""
-    graph, plan = schedule.graph, schedule.plan
-    outline = Outline.of(graph, profile)
-    names = [op.name for op in graph.ops]
+    plan, outline = schedule.plan, Outline.of(schedule.graph, profile)
+    names = [op.name for op in schedule.graph.ops]
     away = [m for m in outline.movable if m.name in plan.offload]
-    workspaces = (round_up(plan.algorithm(op).workspace, GRANULARITY) for op in graph.ops)
-    held = [n + w for n, w in zip(outline.without(away), workspaces, strict=True)]
     fetched = {name: start for start, tensors in plan.prefetch.items() for name in tensors}
+    absences = {m.name: (plan.free_before.get(m.name, m.left + 1), fetched.get(m.name, m.needed)) for m in away}
+    held = _held(schedule, outline, absences)
     for m in outline.movable:
-        if m not in away:
-            fits = "small: a copy would gain nothing" if m not in outline.worthwhile else "there is room for it"
-            yield Decision(m.name, m.nbytes, False, None, None, None, names[m.needed], fits)
+        if m.name not in absences:
+            why = "small: a copy would gain nothing" if m not in outline.worthwhile else "there is room for it"
+            yield Decision(m.name, m.nbytes, False, None, None, None, names[m.needed], why)
             continue
-        gap = range(m.left + 1, m.needed)
-        fullest = max(gap, key=lambda i: held[i])
-        need = held[fullest] + m.nbytes
-        if need > pool:
-            why = f"{names[fullest]} would need {format_size(need)} with it, the pool has {format_size(pool)}"
-        else:
-            why = "its bytes let other copies begin or end in time"
-        until = plan.free_before.get(m.name, m.left + 1)
+        until, back = absences[m.name]
+        why = _reason(m, range(until, back), held, names, pool)
         yield Decision(
             m.name, m.nbytes, True, names[m.made] if m.out_bytes else None, names[min(until, len(names) - 1)],
-            names[fetched.get(m.name, m.needed)], names[m.needed], why,
+            names[back], names[m.needed], why,
         )  # fmt: skip
+
+
+def _held(schedule: Schedule, outline: Outline, absences: Mapping[str, tuple[int, int]]) -> list[int]:
+    """What the pool holds while each op runs, workspaces and copies under way included."""
+    change = [0] * (len(outline.resident) + 1)
+    for m in outline.movable:
+        until, back = absences.get(m.name, (0, 0))
+        if until < back:
+            change[until] -= m.nbytes
+            change[back] += m.nbytes
+    workspaces = (round_up(schedule.plan.algorithm(op).workspace, GRANULARITY) for op in schedule.graph.ops)
+    return [n + w + c for n, w, c in zip(outline.resident, workspaces, accumulate(change), strict=False)]
+
+
+def _reason(m: Movable, gap: range, held: Sequence[int], names: Sequence[str], pool: int) -> str:
+    """Why a tensor is not there during these ops: the fullest of them has no room for it, or what has is in pieces."""
+    if not gap:
+        return "returns at once to another place, which leaves a larger range free"
+    fullest = max(gap, key=lambda i: held[i])
+    short = held[fullest] + m.nbytes - pool
+    if short > 0:
+        return f"{names[fullest]} lacks {format_size(short)} with it"
+    return "would fit, but not in one piece, or too late for other copies"
+
+
+@dataclass(frozen=True, slots=True)
+class Slower:
+    """An op that does not run its fastest algorithm, and what that costs in ms."""
+
+    op: str
+    algorithm: str
+    fastest: str
+    workspace: int
+    more_ms: float
+
+
+def slower_algorithms(schedule: Schedule, profile: Profile) -> list[Slower]:
+    """The ops whose fastest algorithm has no room for its workspace, those that cost most first."""
+    found = []
+    for op in schedule.graph.ops:
+        chosen, fastest = schedule.plan.algorithm(op), profile.algorithms(schedule.graph, op)[0]
+        more = (chosen.ms or 0.0) - (fastest.ms or 0.0)
+        if more > 0:
+            found.append(Slower(op.name, chosen.name, fastest.name, fastest.workspace, more))
+    return sorted(found, key=lambda slower: -slower.more_ms)
 
 
 def fractional_ms(schedule: Schedule, profile: Profile, budget: int) -> float | None:

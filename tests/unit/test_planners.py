@@ -27,7 +27,7 @@ from minidnn.profile.nominal import with_times
 from minidnn.profile.profile import Algorithm, Link, Profile
 from minidnn.run.bound import in_core_peak, iteration_bound, paper_bound
 from minidnn.run.choose import Options, candidates, choose, smallest
-from minidnn.run.explain import decisions
+from minidnn.run.explain import decisions, slower_algorithms
 from minidnn.run.simulator import simulate
 from minidnn.run.sweep import Point, Sweep, budgets_of, sweep
 from minidnn.run.whole_copies import whole_copies_ms
@@ -264,12 +264,22 @@ def test_a_plan_says_of_every_activation_what_becomes_of_it_and_why() -> None:
     assert set(found) == {m.name for m in outline.movable}
     assert {name for name, d in found.items() if d.offloaded} == set(schedule.plan.offload)
     leaving = [d for d in found.values() if d.offloaded]
-    assert any("would need" in d.why for d in leaving)
+    assert any("lacks" in d.why for d in leaving)
     order = {op.name: i for i, op in enumerate(schedule.graph.ops)}
     for d in leaving:
         assert d.gone_before is not None
         assert d.back_before is not None
         assert order[d.gone_before] <= order[d.back_before] <= order[d.needed]
+
+
+def test_a_plan_says_which_ops_are_slower_for_want_of_memory() -> None:
+    schedule, profile, _ = explained(0.0)
+    found = slower_algorithms(schedule, profile)
+    fastest = sum(profile.algorithms(schedule.graph, op)[0].ms or 0.0 for op in schedule.graph.ops)
+    chosen = sum(schedule.plan.algorithm(op).ms or 0.0 for op in schedule.graph.ops)
+    assert found
+    assert sum(slower.more_ms for slower in found) == pytest.approx(chosen - fastest)
+    assert all(slower.workspace > 0 for slower in found)
 
 
 def test_every_buffer_lies_where_the_plan_says() -> None:
