@@ -31,7 +31,7 @@ POLICIES = ("best", "dynprog", "greedy", "vdnn-threshold", "autoswap", "tflms", 
 
 LEGEND = (
     "ms of an iteration by policy and memory; -: does not fit; a plan for less memory stays a candidate for more\n"
-    "bound: no schedule is faster, whatever it offloads; paper's: Proposition 3 of Beaumont et al. 2020; rematerialized: "
+    "bound: no schedule is faster, whatever it offloads; paper's: Proposition 3 of Beaumont et al.; rematerialized: "
     "the fastest\nthat computes activations again and copies nothing"
 )
 
