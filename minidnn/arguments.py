@@ -5,6 +5,7 @@ NumPy's scalars are numbers too; bools and strings are none.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import inf, isfinite
 from numbers import Integral, Real
 from typing import TypeGuard
@@ -24,6 +25,12 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def failure(error: BaseException) -> str:
+    """An error of somebody else's code as a sentence can show it: its kind and what it says, in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+
+
 def is_count(value: object, least: int = 1) -> TypeGuard[int]:
     """Whether it is an int of at least `least`."""
     return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= LARGEST
@@ -35,6 +42,13 @@ def count(value: object, argument: str, least: int = 1) -> int:
         return int(value)
     most = f", at most {LARGEST}" if isinstance(value, int) and value > LARGEST else ""
     raise ArgumentError(f"{argument} is {shown(value)}; it must be an int of {least} or more{most}")
+
+
+def choice(value: object, argument: str, names: Collection[str]) -> str:
+    """One of some names."""
+    if isinstance(value, str) and value in names:
+        return value
+    raise ArgumentError(f"{argument} is {shown(value)}; it must be one of {', '.join(names)}")
 
 
 def number(value: object, argument: str, low: float = -inf, high: float = inf, bounds: str = "[)") -> float:

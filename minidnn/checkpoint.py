@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from minidnn.arguments import shown
 from minidnn.errors import CheckpointError
 
 KEPT = 2
@@ -49,12 +50,12 @@ def taken(directory: Path) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+        reason = "it is a file or a link" if isinstance(error, FileExistsError) else error.strerror
         _remove(made)
-        raise CheckpointError(f"checkpoint directory {directory} cannot be written: {reason}") from None
+        raise CheckpointError(f"checkpoint directory {directory} cannot be written: {reason}; name another") from None
     try:
         if not os.access(directory, os.W_OK | os.X_OK):
-            raise CheckpointError(f"checkpoint directory {directory} cannot be written: no permission, or read-only")
+            raise CheckpointError(f"checkpoint directory {directory} cannot be written: no permission; name another")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -102,7 +103,7 @@ def save(directory: Path, step: int, checkpoint: Checkpoint) -> Path:
     except Exception as error:
         shutil.rmtree(partial, ignore_errors=True)
         reason = error.strerror if isinstance(error, OSError) else error
-        raise CheckpointError(f"checkpoint {final} cannot be written: {reason}") from error
+        raise CheckpointError(f"checkpoint {final} cannot be written: {reason}; name another directory") from error
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -159,7 +160,9 @@ def read(path: Path) -> Checkpoint:
         )
     if state.get("version") != VERSION:
         raise CheckpointError(
-            f"checkpoint {path} has version {state.get('version')!r:.40}; this minidnn reads version {VERSION}"
+            f"checkpoint {path} has version {shown(state.get('version'))}; this minidnn reads version {VERSION}: "
+            "give a "
+            "directory that its --checkpoint wrote"
         )
     return Checkpoint(
         read_weights(path / "weights.safetensors"), read_weights(path / "optimizer.safetensors"), state

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 
-def bar(title: str, total: int, wanted: bool | None = None) -> Any:
+def bar(title: str, total: int | None = None, wanted: bool | None = None) -> Any:
     """A tqdm bar that goes away when it is closed: `with bar(title, total) as done: ... done.update()`.
 
-    `wanted`: None shows it on a terminal alone, and only where the work takes longer than a second.
+    `total`: None where nobody knows it. `wanted`: None shows it on a terminal alone, and only where the work takes
+    longer than a second.
     tqdm's own class starts a thread that watches over its bars for good; this one starts none.
     """
     from tqdm import tqdm

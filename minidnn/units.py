@@ -28,17 +28,18 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 
 def parse_size(text: str | int, argument: str = "size") -> int:
     """`"8GiB"`, `"512 MB"`, `"4096"` or an int -> bytes. KiB, MiB, GiB are powers of two; KB, MB, GB powers of ten."""
+    head = f"{argument} is {shown(text)}" if argument else f"{shown(text)} is no size"
     if isinstance(text, Integral) and not isinstance(text, bool):
         if not 0 <= int(text) <= _MOST:
-            raise ArgumentError(f"{argument} is {shown(text)}; it must be 0 or more bytes, below 2^63")
+            raise ArgumentError(f"{head}; it must be 0 or more bytes, below 2^63")
         return int(text)
     match = _SIZE.fullmatch(text) if isinstance(text, str) and len(text) < 40 else None
     factor = _FACTORS.get(match.group(2).upper()) if match else None
     if match is None or factor is None or (factor == 1 and "." in match.group(1)):
-        raise ArgumentError(f"{argument} is {shown(text)}; write a number and a unit, such as 8GiB, 512MiB or 4096")
+        raise ArgumentError(f"{head}; write a number and a unit, such as 8GiB, 512MiB or 4096")
     nbytes = int(float(match.group(1)) * factor) if "." in match.group(1) else int(match.group(1)) * factor
     if nbytes > _MOST:
-        raise ArgumentError(f"{argument} is {shown(text)}; it must be below 2^63 bytes")
+        raise ArgumentError(f"{head}; it must be below 2^63 bytes")
     return nbytes
 
 

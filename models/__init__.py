@@ -79,9 +79,11 @@ def create(
     }
     try:
         net = factory(**chosen)
-    except MiniDnnError:
+    except ArgumentError as error:
+        raise ArgumentError(f"model {spec!r}: {error}") from error
+    except (MiniDnnError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # whatever a function of a user's does
         raise ArgumentError(f"model {spec!r} cannot be built: {type(error).__name__}: {error}") from error
     if not isinstance(net, nn.Sequential):
         raise ArgumentError(f"model {spec!r} returned {type(net).__name__}; it must return an nn.Sequential")
@@ -159,7 +161,9 @@ def _from_file(path: Path, function: str) -> Factory:
     sys.path.insert(0, neighbours)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # as above: whatever a user's file does
         raise ArgumentError(f"model file {str(path)!r} cannot be loaded: {type(error).__name__}: {error}") from error
     finally:
         if neighbours in sys.path:  # the module may have changed it too

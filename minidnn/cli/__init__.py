@@ -127,7 +127,7 @@ def _complain(text: str) -> None:
 def _run(arguments: list[str]) -> int:
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     if command is not None and command not in COMMANDS:
-        raise ArgumentError(f"there is no command {command!r}; the commands are {', '.join(COMMANDS)}")
+        raise ArgumentError(f"there is no command {command!r}; choose one of {', '.join(COMMANDS)}")
     args, rest = _parser(command).parse_known_args(arguments)
     if rest:
         program = " ".join(filter(None, ["minidnn", command]))

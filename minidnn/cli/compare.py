@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     modes, options = modes_of(args), options_of(args)
     network, data = _network_and_data(args)
     if len(data.train) < args.batch:
-        raise ArgumentError(f"--batch is {args.batch}; {data.name} has {len(data.train)} images")
+        raise ArgumentError(f"--batch is {args.batch}; {data.name} has {len(data.train)} images: take a smaller batch")
     experiment = Experiment(
         network, nn.CrossEntropyLoss(), optim.SGD(0.01, momentum=0.9), Batches(data, args.batch, args.steps),
         args.precision, args.target, args.seed,
@@ -115,7 +115,10 @@ class Batches(Sequence[tuple[np.ndarray, np.ndarray]]):
 def _opener(args: argparse.Namespace) -> Callable[[], Device]:
     if args.interleaving != "eager":
         if args.device not in ("host", "auto"):
-            raise ArgumentError(f"--interleaving is {args.interleaving!r}; only the host emulator has it")
+            raise ArgumentError(
+                f"--interleaving is {args.interleaving!r}; only the host emulator has it: add --device "
+                "host"
+            )
         from minidnn.device.host import HostDevice
 
         return partial(HostDevice, args.interleaving, args.seed)

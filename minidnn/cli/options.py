@@ -84,7 +84,10 @@ class Console:
             self._forget()
         except OSError as error:
             self._forget()
-            raise MiniDnnError(f"standard output cannot be written: {error.strerror}") from None
+            raise MiniDnnError(
+                f"standard output cannot be written: {error.strerror}; name a file that can take "
+                "it"
+            ) from None
 
     def _forget(self) -> None:
         """What the buffer still holds must not fail again when the process ends."""
@@ -103,7 +106,7 @@ def writing(file: str) -> Iterator[Path]:
     except OSError as error:
         if new:
             path.unlink(missing_ok=True)
-        raise ArgumentError(f"{file} cannot be written: {error.strerror or error}") from None
+        raise ArgumentError(f"{file} cannot be written: {error.strerror or error}; name another file") from None
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -173,14 +176,14 @@ def seed(text: str) -> int:
 @option_type
 def size(text: str) -> int:
     """`8GiB` -> bytes."""
-    return parse_size(text)
+    return parse_size(text, "")
 
 
 @option_type
 def path(text: str) -> str:
     """The path of a file or directory."""
     if not text:
-        raise ArgumentError("'' is no path")
+        raise ArgumentError("'' is no path; name a file or directory")
     return text
 
 
@@ -194,11 +197,17 @@ def _output(text: str) -> str:
     """What can be known to fail at the end fails now."""
     folder = os.path.dirname(text) or "."
     if not text or os.path.isdir(text):
-        raise ArgumentError(f"{text!r} is a directory; name a file" if text else "'' is no path")
+        raise ArgumentError(f"{text!r} is a directory; name a file" if text else "'' is no path; name a file")
+    try:
+        os.stat(text)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # not there yet: its folder decides
+    except OSError as error:  # a loop of links, a name that no file system takes
+        raise ArgumentError(f"{shown(text)} cannot be written: {error.strerror}; name another file") from None
     if not os.path.isdir(folder):
-        raise ArgumentError(f"{text!r} cannot be written: there is no folder {folder}")
+        raise ArgumentError(f"{text!r} cannot be written: there is no folder {folder}; make it, or name another file")
     if not os.access(text if os.path.exists(text) else folder, os.W_OK):
-        raise ArgumentError(f"{text!r} cannot be written: no permission, or a read-only file system")
+        raise ArgumentError(f"{text!r} cannot be written: no permission, or a read-only file system; name another file")
     return text
 
 

@@ -67,7 +67,7 @@ def _read_densities(path: str, graph: Graph) -> dict[str, float]:
         tensor = inputs.get(name, name)
         if tensor not in graph.tensors:
             raise ArgumentError(
-                f"--density {path} names {shown(name)}, which is no tensor or layer of this network; its layers are "
+                f"--density {path} names {shown(name)}, which is no tensor or layer of this network; use names such as "
                 f"{', '.join(list(inputs)[:6])}, ..."
             )
         found[tensor] = number(share, f"density of {name} in {path}", 0, 1, "[]")
@@ -117,7 +117,7 @@ def _read_profile(args: argparse.Namespace, graph: Graph) -> Profile:
     if unknown:
         raise ArgumentError(
             f"profile {args.profile} does not know {unknown[0]} at batch {args.batch}, {args.precision}, "
-            f"{graph.target.name} graph: measure this network with 'minidnn profile'"
+            f"{graph.target.name} graph; make one of this network with 'minidnn profile'"
         )
     return profile
 

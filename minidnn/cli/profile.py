@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure, write, print a summary; return it."""
     if not args.device.startswith("cuda"):
-        raise ArgumentError(f"--device is {args.device!r}; only a CUDA device can be profiled, such as cuda or cuda:1")
+        raise ArgumentError(f"--device is {args.device!r}; it must be a CUDA device, such as cuda or cuda:1")
     with open_device(args.device, precision=args.precision, deterministic=args.deterministic) as device:
         graphs = _graphs(args, device)
         found = [device.profile(graph) for graph in graphs]

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from minidnn.cli.options import Console, add_model, count
+from minidnn.errors import ArgumentError
 from minidnn.models import create
 
 EXAMPLE = "minidnn summary vgg16 --batch 64"
@@ -20,6 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Print and return the network's table."""
     net = create(args.model, input_shape=args.input)
+    if net.input_shape is None:
+        raise ArgumentError(f"model {args.model} says no input shape; give --input CxHxW")
     table = net.summary(args.batch)
     console.say(str(table))
     return {

@@ -128,7 +128,7 @@ def optimizer(args: argparse.Namespace, steps: int) -> optim.Optimizer:
     """The optimizer that the options describe, for a run of so many steps."""
     if args.optimizer != "sgd" and (args.nesterov or args.momentum is not None):
         option = "--nesterov" if args.nesterov else "--momentum"
-        raise ArgumentError(f"{option} is of sgd; --optimizer is {args.optimizer}")
+        raise ArgumentError(f"{option} goes with --optimizer sgd; --optimizer is {args.optimizer}")
     schedule = learning_rate_schedule(args.schedule, steps - args.warmup)
     if args.warmup:
         schedule = optim.WarmUp(args.warmup, schedule)

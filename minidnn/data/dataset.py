@@ -88,7 +88,7 @@ class Data:
         if name != "test":
             raise ArgumentError(f"split is {name!r}; it must be 'train' or 'test'")
         if self.test is None:
-            raise DataError(f"{self.name} has no test samples; it has the split 'train' only")
+            raise DataError(f"{self.name} has no test samples; use split 'train'")
         return self.test
 
 
@@ -120,7 +120,7 @@ class Arrays:
         if std is not None and not (np.asarray(std) > 0).all():
             raise ArgumentError(f"std is {np.asarray(std).tolist()}; each must be above 0")
         if rows is not None and len(rows) and not (np.min(rows) >= 0 and np.max(rows) < len(images)):
-            raise ArgumentError(f"rows go from {np.min(rows)} to {np.max(rows)}; there are {len(images)} samples")
+            raise ArgumentError(f"rows go from {np.min(rows)} to {np.max(rows)}; they must be 0 to {len(images) - 1}")
         self._images = images
         self._labels = np.asarray(labels, np.int64)
         self._rows = np.arange(len(images)) if rows is None else rows
@@ -130,7 +130,7 @@ class Arrays:
         self.classes = classes
         self.input_shape: Shape = (images.shape[1], images.shape[2], images.shape[3])
         if len(self._rows) == 0:
-            raise DataError(f"{name} is empty; at least one sample is needed")
+            raise DataError(f"{name} is empty; it needs at least one sample")
         if classes is not None:
             check_labels(name, self._labels, classes)
 
@@ -196,7 +196,7 @@ def check_labels(name: str, labels: Labels, classes: int) -> None:
     if len(wrong):
         raise DataError(
             f"{name}: label {labels[wrong[0]]} of sample {wrong[0]} is out of range; "
-            f"labels of {classes} classes are 0 to {classes - 1}"
+            f"with {classes} classes it must be 0 to {classes - 1}"
         )
 
 
@@ -220,10 +220,12 @@ def _check_arrays(name: str, images: NDArray[Any], labels: NDArray[Any]) -> None
             f"they must be whole numbers, one for each of the {len(images)} images"
         )
     if len(images) == 0:
-        raise DataError(f"{name} is empty; at least one sample is needed")
+        raise DataError(f"{name} is empty; it needs at least one sample")
     for sample in (int(labels.argmin()), int(labels.argmax())):
         if not 0 <= int(labels[sample]) < LARGEST:
-            raise DataError(f"{name}: label {labels[sample]} of sample {sample} is out of range; classes count from 0")
+            raise DataError(
+                f"{name}: label {labels[sample]} of sample {sample} is out of range; labels must be 0 to {LARGEST - 1}"
+            )
 
 
 def _statistics(images: NDArray[np.uint8], rows: Indices) -> tuple[Floats, Floats]:

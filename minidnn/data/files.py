@@ -36,17 +36,17 @@ def read_idx(path: Path) -> NDArray[Any]:
     except (gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path} is no valid .gz file ({error}); get the file again") from None
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
+        raise DataError(f"cannot read {path}: {error.strerror}; get the file again, or name another") from None
     magic = payload[:4]
     dtype = _IDX_TYPES.get(magic[2]) if len(magic) == 4 and magic[:2] == b"\0\0" else None
     if dtype is None or magic[3] == 0:
         raise DataError(
             f"{path} is no IDX file: it begins with {magic.hex(' ') or 'nothing'}, "
-            "where images of bytes have 00 00 08 03 and labels 00 00 08 01"
+            "and images of bytes must begin with 00 00 08 03, labels with 00 00 08 01"
         )
     rank = magic[3]
     if rank > _IDX_MOST:
-        raise DataError(f"{path} says that it has {rank} dimensions; images have 3 or 4 and labels 1")
+        raise DataError(f"{path} says that it has {rank} dimensions; images must have 3 or 4 and labels 1")
     header = 4 + 4 * rank
     if len(payload) < header:
         raise DataError(f"{path} is truncated: it ends within its header; get the file again")
@@ -155,7 +155,7 @@ def _cifar_file(path: Path, labels: int) -> Pair:
     try:
         payload = np.fromfile(path, np.uint8)
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
+        raise DataError(f"cannot read {path}: {error.strerror}; get the file again, or name another") from None
     if len(payload) == 0 or len(payload) % record:
         raise DataError(
             f"{path} is truncated or no CIFAR file: {len(payload)} bytes are no whole number of records "

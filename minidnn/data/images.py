@@ -138,14 +138,14 @@ def _scan(root: Path, names: tuple[str, ...], like: ImageFolder) -> ImageFolder:
     labels: list[int] = []
     for folder in _class_folders(root):
         if folder.name not in names:
-            raise DataError(f"{folder} is no class of the training images, which are {', '.join(names)}")
+            raise DataError(f"{folder} is no class of the training images; it must be one of {', '.join(names)}")
         found = _images(folder)
         if not found:
             raise DataError(f"{folder} has no images; add some ({' '.join(sorted(SUFFIXES))}) or remove the folder")
         paths += map(str, found)
         labels += [names.index(folder.name)] * len(found)
     if not paths:
-        raise DataError(f"{root} has no class folders with images")
+        raise DataError(f"{root} has no class folders with images; it needs one folder of images per class")
     return replace(like, paths=tuple(paths), labels=tuple(labels))
 
 

@@ -86,7 +86,7 @@ class Loader(Generic[S]):
         self._batch = batch
         self._end = batch_count(len(dataset), batch, drop_last=drop_last)
         if not 0 <= start_batch <= self._end:
-            raise ArgumentError(f"start_batch is {start_batch}; the epoch has batches 0 to {self._end}")
+            raise ArgumentError(f"start_batch is {start_batch}; it must be one of 0 to {self._end}")
         if workers < 1:
             raise ArgumentError(f"workers is {workers}; at least one thread must fill the batches")
         _check_slots(dataset, batch, slots)
@@ -181,7 +181,7 @@ class Loader(Generic[S]):
             number = self._next_take
             while number not in self._filled:
                 if all(slot.held for slot in self._slots):
-                    raise DataError(f"all {len(self._slots)} batch slots are held; release one before the next batch")
+                    raise DataError(f"all {len(self._slots)} batch slots are held; give one back before the next batch")
                 self._changed.wait()
             outcome = self._filled.pop(number)
             if isinstance(outcome, Slot):
@@ -231,7 +231,7 @@ def batch_count(samples: int, batch: int, *, drop_last: bool = False) -> int:
     if batch < 1:
         raise ArgumentError(f"batch is {batch}; it must be a whole number of at least 1")
     if samples < 1:
-        raise DataError("the data set is empty; at least one sample is needed")
+        raise DataError("the data set is empty; it needs at least one sample")
     if drop_last and samples < batch:
         raise ArgumentError(
             f"batch is {batch}, but there are only {samples} samples; take a smaller batch or the partial one"

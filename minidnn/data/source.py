@@ -14,7 +14,7 @@ from minidnn.errors import ArgumentError, DataError
 from minidnn.units import parse_shape, parse_whole
 
 _WHAT_WORKS = (
-    "what works: digits, synthetic[:classes=10,length=512,shape=3x64x64], a .npz file, an x.npy file beside y.npy, "
+    "digits, synthetic[:classes=10,length=512,shape=3x64x64], a .npz file, an x.npy file beside y.npy, "
     "or a directory of IDX files, of CIFAR .bin files, of x.npy and y.npy, or of one folder of images per class"
 )
 
@@ -30,7 +30,7 @@ def open_data(
     Raises DataError, or ArgumentError for a wrong `spec`, with one sentence that says what would work.
     """
     if not isinstance(spec, (str, os.PathLike)) or not isinstance(text := os.fspath(spec), str) or not text:
-        raise ArgumentError(f"data is {shown(spec)}; {_WHAT_WORKS}")
+        raise ArgumentError(f"data is {shown(spec)}; give {_WHAT_WORKS}")
     shape = None if input_shape is None else image_shape(input_shape)
     name, _, options = text.partition(":")
     if name == "synthetic":
@@ -48,7 +48,7 @@ def _open_path(spec: str, input_shape: Shape | None, seed: int, augment: bool) -
     try:
         path = Path(spec).expanduser()
         if not path.exists():
-            raise DataError(f"data {spec!r} is no known name and no such file or directory exists; {_WHAT_WORKS}")
+            raise DataError(f"data {spec!r} is no known name and no such file or directory exists; give {_WHAT_WORKS}")
         if path.suffix == ".npy" and path.stem in ("x", "x_train"):
             return open_npy(path.parent, input_shape)
         if path.suffix == ".npz":
@@ -66,10 +66,10 @@ def _open_path(spec: str, input_shape: Shape | None, seed: int, augment: bool) -
                     raise ArgumentError(f"data {spec!r} are images of any size; add an input shape, such as 3x224x224")
                 return open_image_folder(path, input_shape, seed=seed, augment=augment)
     except OSError as error:
-        raise DataError(f"cannot read data {spec!r}: {error.strerror or error}") from None
+        raise DataError(f"cannot read data {spec!r}: {error.strerror or error}; name another") from None
     except RuntimeError as error:  # ~somebody, who has no home
-        raise DataError(f"cannot read data {spec!r}: {error}") from None
-    raise DataError(f"data {spec!r} is in no format that minidnn reads; {_WHAT_WORKS}")
+        raise DataError(f"cannot read data {spec!r}: {error}; write the whole path") from None
+    raise DataError(f"data {spec!r} is in no format that minidnn reads; give {_WHAT_WORKS}")
 
 
 def _open_synthetic(spec: str, options: str, input_shape: Shape | None, seed: int) -> Data:

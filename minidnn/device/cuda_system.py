@@ -34,7 +34,10 @@ class Slabs:
         try:
             memory = mmap.mmap(-1, max(nbytes, 1))
         except (OSError, ValueError) as error:
-            raise OutOfPinnedMemory(f"{format_size(nbytes)} of host memory cannot be taken: {error}") from error
+            raise OutOfPinnedMemory(
+                f"{format_size(nbytes)} of host memory cannot be taken ({error}); use a smaller "
+                "batch"
+            ) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # a kernel without huge pages: slower to take, nothing else
                 memory.madvise(mmap.MADV_HUGEPAGE)
@@ -72,7 +75,10 @@ def refuse_allocations() -> AbstractContextManager[object]:
         return nullcontext()
 
     def refuse(nbytes: int) -> Any:
-        raise OutOfDeviceMemory(f"{nbytes} bytes of device memory were asked for during a run, outside the arena")
+        raise OutOfDeviceMemory(
+            f"{nbytes} bytes of device memory were asked for during a run, outside the arena: replace the op that "
+            "asks for them"
+        )
 
     guard: AbstractContextManager[object] = cupy.cuda.using_allocator(refuse)
     return guard
@@ -88,9 +94,12 @@ def open_libraries(index: int) -> tuple[Any, Any]:
     try:
         count = runtime.getDeviceCount()
     except Exception as error:  # CuPy and the driver raise several types
-        raise DeviceError(f"no CUDA device can be used: {error}") from error
+        raise DeviceError(f"no CUDA device can be used ({error}); install a driver, or use device='host'") from error
     if not 0 <= index < count:
-        raise DeviceError(f"device is cuda:{index}; this machine has {count} CUDA devices, counted from 0")
+        raise DeviceError(
+            f"device is cuda:{index}; it must be one of this machine's {count} CUDA devices, counted from "
+            "0"
+        )
     try:
         cudnn = load_cudnn()
         cudnn.backend_version()

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from minidnn.arguments import choice
 from minidnn.device.base import Event
-from minidnn.errors import ArgumentError, DeviceError, raise_at
+from minidnn.errors import DeviceError, raise_at
 
 INTERLEAVINGS = ("eager", "lazy", "random", "threads")
 
@@ -61,8 +62,7 @@ class Lanes:
     """The deterministic emulation: one thread, queues, and a rule for who gets the baton."""
 
     def __init__(self, interleaving: str = "eager", seed: int = 0) -> None:
-        if interleaving not in ("eager", "lazy", "random"):
-            raise ArgumentError(f"interleaving is {interleaving!r}; it must be one of {', '.join(INTERLEAVINGS)}")
+        choice(interleaving, "interleaving", INTERLEAVINGS)
         self.interleaving = interleaving
         self.label = ""
         self.random = random.Random(seed)

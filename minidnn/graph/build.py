@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from minidnn.errors import ArgumentError, ShapeError
+from minidnn.arguments import choice, failure, shown
+from minidnn.errors import ArgumentError, MiniDnnError, ShapeError
 from minidnn.graph.emit import Scope, Writer, scalars_tensor
 from minidnn.graph.graph import Graph, LayerInfo, Target
 from minidnn.graph.tensor import Role, Tensor
@@ -39,8 +40,7 @@ def build(
     training = optimizer is not None
     if training and loss is None:
         raise ArgumentError("loss is None; training needs a loss such as nn.CrossEntropyLoss()")
-    if update not in UPDATES:
-        raise ArgumentError(f"update is {update!r}; it must be one of {', '.join(UPDATES)}")
+    choice(update, "update", UPDATES)
     if (accumulate or max_norm is not None) and update == "per-layer":
         raise ArgumentError("update is 'per-layer'; clipping and micro-batches need 'at-end'")
     shape = tuple(int(s) for s in input_shape)
@@ -57,7 +57,7 @@ def build(
             _update(writer, optimizer, _gradients(writer), scopes[-1][1].index, "update", max_norm)
     infos = tuple(LayerInfo(s.index, s.path, layer.kind, s.x.name, s.y.name) for layer, s in scopes)
     if not infos:
-        raise ArgumentError("net has no layer that computes anything")
+        raise ArgumentError("net has no layer that computes anything; append one")
     update = update if training else "none"
     return Graph(shape[0], target, tuple(writer.ops), writer.tensors, infos, output.name, training, update)
 
@@ -104,19 +104,27 @@ def _forward_at(layer: Layer, scope: Scope) -> Tensor:
     except ShapeError as error:
         raise ShapeError(f"{name}: {error}") from None
     except NotImplementedError:
-        raise ArgumentError(f"{name} does not define forward") from None
+        raise ArgumentError(f"{name} does not define forward; a layer must") from None
+    except MiniDnnError:
+        raise
+    except Exception as error:  # of a layer that a user wrote
+        raise ArgumentError(f"{name}: forward failed with {failure(error)}; mend the layer") from error
     if not isinstance(y, Tensor):
-        raise ArgumentError(f"{name}: forward returned {y!r}; it must return its output, a Tensor")
+        raise ArgumentError(f"{name}: forward returned {shown(y)}; it must return its output, a Tensor")
     return y
 
 
 def _backward_at(layer: Layer, scope: Scope, dy: Tensor) -> Tensor | None:
     """`layer.backward`, of a layer that has one."""
+    name = f"layer {scope.path} ({type(layer).__name__})"
     try:
         return layer.backward(scope, dy)
     except NotImplementedError:
-        name = f"layer {scope.path} ({type(layer).__name__})"
-        raise ArgumentError(f"{name} does not define backward; it can be used for inference alone") from None
+        raise ArgumentError(f"{name} does not define backward; a layer that is trained must") from None
+    except MiniDnnError:
+        raise
+    except Exception as error:  # as above
+        raise ArgumentError(f"{name}: backward failed with {failure(error)}; mend the layer") from error
 
 
 def _input(writer: Writer, shape: tuple[int, ...], own: bool) -> Tensor:
@@ -136,7 +144,7 @@ def _backward(writer: Writer, scopes: list[tuple[Layer, Scope]], optimizer: Opti
     """Write backward from the last layer to the first one that has weights; `optimizer`: update inside each layer."""
     learns = [i for i, (layer, _) in enumerate(scopes) if any(p.role is Role.WEIGHT for p in layer.parameters.values())]
     if not learns:
-        raise ArgumentError("net has no weights; there is nothing to train")
+        raise ArgumentError("net has no weights to train; append a layer that has some")
     dy = scopes[-1][1].y
     for i in range(len(scopes) - 1, learns[0] - 1, -1):
         layer, scope = scopes[i]

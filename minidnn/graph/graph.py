@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from minidnn.errors import ArgumentError
+from minidnn.arguments import choice
 from minidnn.graph.op import Op
 from minidnn.graph.tensor import PERSISTENT_ROLES, Role, Tensor
 
@@ -28,12 +28,9 @@ class Target:
     layout: str = "NCHW"
 
     def __post_init__(self) -> None:
-        if self.name not in ("paper", "native"):
-            raise ArgumentError(f"target is {self.name!r}; it must be 'paper' or 'native'")
-        if self.precision not in _ACTIVATION_DTYPE:
-            raise ArgumentError(f"precision is {self.precision!r}; it must be one of {', '.join(PRECISIONS)}")
-        if self.layout not in ("NCHW", "NHWC"):
-            raise ArgumentError(f"layout is {self.layout!r}; it must be 'NCHW' or 'NHWC'")
+        choice(self.name, "target", ("paper", "native"))
+        choice(self.precision, "precision", PRECISIONS)
+        choice(self.layout, "layout", ("NCHW", "NHWC"))
 
     @property
     def fuses_backward(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
-from minidnn.errors import ArgumentError
+from minidnn.arguments import choice
 from minidnn.memory.freelist import FreeList
 from minidnn.memory.trace import KEPT, OFFLOADED
 
@@ -111,6 +111,4 @@ FITS: Mapping[str, Fit] = MappingProxyType(
 
 def named_fit(name: str) -> Fit:
     """The heuristic called `name`. Raises ArgumentError with the names that exist."""
-    if name not in FITS:
-        raise ArgumentError(f"fit is {name!r}; choose one of {', '.join(FITS)}")
-    return FITS[name]
+    return FITS[choice(name, "fit", FITS)]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from minidnn.arguments import shown
 from minidnn.errors import ArgumentError, DataError
 from minidnn.units import round_up
 
@@ -92,7 +93,7 @@ def load_trace(path: Path) -> Trace:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise DataError(f"cannot read the trace {path}: {error.strerror}") from None
+        raise DataError(f"cannot read the trace {path}: {error.strerror}; name another file") from None
     events = [_parse(line, f"{path} line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not events:
         raise DataError(f"the trace {path} is empty; it needs one JSON object a line, allocate or free")
@@ -122,12 +123,15 @@ def _parse(line: bytes, where: str) -> Event:
     known = {"allocate": {"allocate", "nbytes", "role", "position"}, "free": {"free", "position"}}[kind]
     for name, value in fields.items():
         if name not in known:
-            raise DataError(f"{where} has the unknown key {name!r}; {kind} knows {', '.join(sorted(known))}")
+            raise DataError(f"{where} has the unknown key {shown(name)}; {kind} takes {', '.join(sorted(known))}")
         if name != "nbytes" and not isinstance(value, str):
             raise DataError(f"{where} has {name} = {json.dumps(value)}; it must be a string")
     if kind == "free":
         return Free(fields["free"], fields.get("position", ""))
     nbytes = fields.get("nbytes")
-    if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0:
-        raise DataError(f"{where} has nbytes = {json.dumps(nbytes)}; it must be a whole number of bytes, 0 or more")
+    if not isinstance(nbytes, int) or isinstance(nbytes, bool) or not 0 <= nbytes < 2**63:
+        raise DataError(
+            f"{where} has nbytes = {json.dumps(nbytes)}; it must be a whole number of bytes, 0 or more, below "
+            "2^63"
+        )
     return Allocate(fields["allocate"], nbytes, fields.get("role", ""), fields.get("position", ""))

@@ -94,7 +94,7 @@ class Softmax(Layer):
     def __init__(self, dim: int = 1) -> None:
         super().__init__()
         if dim != 1:
-            raise ArgumentError(f"dim is {dim!r}; Softmax works over axis 1, the classes")
+            raise ArgumentError(f"dim is {dim!r}; it must be 1, the axis of the classes")
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape

@@ -50,9 +50,15 @@ class Parameter:
         try:
             array = np.ascontiguousarray(value, dtype=np.float32)
         except (TypeError, ValueError):
-            raise ArgumentError(f"the initializer of {name} returned {type(value).__name__}, no numbers") from None
+            raise ArgumentError(
+                f"the initializer of {name} returned {shown(value)}; it must be an array of "
+                "numbers"
+            ) from None
         if array.shape != self.shape:
-            raise ShapeError(f"the initializer of {name} returned shape {list(array.shape)}, not {list(self.shape)}")
+            raise ShapeError(
+                f"the initializer of {name} returned shape {list(array.shape)}; it must be "
+                f"{list(self.shape)}"
+            )
         return array
 
     def assign(self, value: np.ndarray) -> None:

@@ -65,9 +65,15 @@ class CrossEntropyLoss(Loss):
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(shape) != 2:
-            raise ShapeError(f"logits have shape {list(shape)}; expected [N, classes]")
+            raise ShapeError(
+                f"logits have shape {list(shape)}; expected [N, classes]: end the network in Flatten and "
+                "Linear"
+            )
         if self.weight is not None and len(self.weight) != shape[1]:
-            raise ShapeError(f"logits have {shape[1]} classes; weight has {len(self.weight)}")
+            raise ShapeError(
+                f"logits have {shape[1]} classes; weight must have as many numbers, not "
+                f"{len(self.weight)}"
+            )
         return shape
 
     def label_shape(self, logits: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,8 +9,8 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 
-from minidnn.arguments import count, sample_shape, shown
-from minidnn.errors import ArgumentError, CheckpointError, ShapeError
+from minidnn.arguments import count, failure, sample_shape, shown
+from minidnn.errors import ArgumentError, CheckpointError, MiniDnnError, ShapeError
 from minidnn.graph.tensor import Role
 from minidnn.nn.layer import Layer, Parameter
 
@@ -45,8 +45,9 @@ class Sequential(Layer):
         pairs = named.items() if named is not None else ((str(i), layer) for i, layer in enumerate(layers))
         for name, layer in pairs:
             if not isinstance(layer, Layer):
-                text = f"child {name!r} is {shown(layer)}; Sequential takes layers or one dict of named layers"
-                raise ArgumentError(text)
+                raise ArgumentError(
+                    f"child {name!r} is {shown(layer)}; Sequential takes layers or one dict of named layers"
+                )
             if not hasattr(layer, "parameters"):
                 kind = type(layer).__name__
                 raise ArgumentError(f"child {name!r} has no parameters; {kind} must call super().__init__()")
@@ -114,7 +115,7 @@ class Sequential(Layer):
         try:
             return self._children[key] if isinstance(key, str) else self.children()[key]
         except (KeyError, IndexError, TypeError):
-            raise ArgumentError(f"child is {shown(key)}; this Sequential has {', '.join(self._children)}") from None
+            raise ArgumentError(f"child is {shown(key)}; it must be one of {', '.join(self._children)}") from None
 
     def __getattr__(self, name: str) -> Layer:
         children = self.__dict__.get("_children", {})
@@ -171,13 +172,15 @@ class Sequential(Layer):
         missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
         if strict and (missing or unknown):
             raise CheckpointError(
-                f"weights do not fit the network: missing {missing[:4] or 'none'}, unknown {unknown[:4] or 'none'}"
+                f"weights do not fit the network: missing {missing[:4] or 'none'}, unknown {unknown[:4] or 'none'}; "
+                "give "
+                "those of the same network"
             )
         arrays = {name: _numbers(name, given[name]) for name in own if name in given}
         for name, array in arrays.items():
             if array.shape != own[name].shape:
                 raise CheckpointError(
-                    f"weight {name} has shape {list(array.shape)}; the network expects {list(own[name].shape)}"
+                    f"weight {name} has shape {list(array.shape)}; expected {list(own[name].shape)}"
                 )
         for name, array in arrays.items():
             own[name].assign(array)
@@ -198,14 +201,19 @@ class Sequential(Layer):
 
 def infer_at(path: str, layer: Layer, shape: tuple[int, ...]) -> tuple[int, ...]:
     """`layer.infer`, with the layer's path in front of what it says."""
+    name = f"layer {path} ({type(layer).__name__})"
     try:
         found = layer.infer(shape)
     except ShapeError as error:
-        raise ShapeError(f"layer {path} ({type(layer).__name__}): {error}") from None
+        raise ShapeError(f"{name}: {error}") from None
     except NotImplementedError:
-        raise ArgumentError(f"layer {path} ({type(layer).__name__}) does not define infer") from None
+        raise ArgumentError(f"{name} does not define infer; a layer must") from None
+    except MiniDnnError:
+        raise
+    except Exception as error:  # of a layer that a user wrote
+        raise ArgumentError(f"{name}: infer failed with {failure(error)}; mend the layer") from error
     if not isinstance(found, tuple) or not all(isinstance(n, Integral) for n in found):
-        raise ShapeError(f"layer {path} ({type(layer).__name__}): infer returned {found!r}; it must be a tuple of ints")
+        raise ShapeError(f"{name}: infer returned {shown(found)}; it must be a tuple of ints")
     return found
 
 
@@ -215,7 +223,7 @@ def _numbers(name: str, value: object) -> np.ndarray:
         array = np.asarray(value)
         return array if array.dtype.kind in "biuf" else array.astype(np.float32, casting="same_kind")
     except Exception as error:  # what arrays of other libraries raise is theirs to choose
-        raise CheckpointError(f"weight {name} is no array of real numbers: {error}") from None
+        raise CheckpointError(f"weight {name} must be an array of real numbers ({failure(error)})") from None
 
 
 class Summary:

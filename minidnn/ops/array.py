@@ -88,7 +88,10 @@ def common_layout(function: str, *arrays: Array | None) -> str:
     given = [a for a in arrays if a is not None]
     common = frozenset.intersection(*(a.layouts for a in given))
     if not common:
-        raise ShapeError(f"{function}: operands lie in different layouts ({', '.join(str(a.strides) for a in given)})")
+        raise ShapeError(
+            f"{function}: operands must lie in one layout, not in several "
+            f"({', '.join(str(a.strides) for a in given)})"
+        )
     if len(common) == 1:
         return next(iter(common))
     _, c, h, w = given[0].shape4

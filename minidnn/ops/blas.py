@@ -42,7 +42,7 @@ class Blas:
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._library, name)(*arguments)
         if status != 0:
-            raise DeviceError(f"{name} failed with cuBLAS status {status}")
+            raise DeviceError(f"{name} failed with cuBLAS status {status}; see cublasStatus_t")
 
     def product(
         self, a: Array, b: Array, c: Array, m: int, n: int, k: int, *,
@@ -66,7 +66,10 @@ class Blas:
         def run() -> None:
             status = function(*arguments)
             if status != 0:
-                raise DeviceError(f"cublasGemmEx of {m} x {k} x {n} failed with cuBLAS status {status}")
+                raise DeviceError(
+                    f"cublasGemmEx of {m} x {k} x {n} failed with cuBLAS status {status}; see "
+                    "cublasStatus_t"
+                )
 
         return run
 

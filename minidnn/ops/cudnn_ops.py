@@ -99,7 +99,10 @@ class Plans:
             known = tuple(a for a in known if a.deterministic)
         if not known:
             version = self._cudnn.backend_version_string()
-            raise DeviceError(f"cuDNN {version} has no plan for {problem.key}: {self._refusal}")
+            raise DeviceError(
+                f"cuDNN {version} has no plan for {problem.key} ({self._refusal}); use another precision or a newer "
+                "cuDNN"
+            )
         return known
 
     def explore(self, problem: Problem, compiled: int | None = None) -> tuple[Algorithm, ...]:

@@ -135,7 +135,10 @@ def workspace_bytes(
     float64, else 4.
     """
     if algorithm not in ALGORITHMS.get(function, ()):
-        raise ArgumentError(f"algorithm is {algorithm!r}; {function} has {ALGORITHMS.get(function, ())}")
+        raise ArgumentError(
+            f"algorithm is {algorithm!r}; it must be one of {ALGORITHMS.get(function, ())} for "
+            f"{function}"
+        )
     if algorithm == "implicit":
         return 0
     columns, partial = _items(_geometry(x_shape, w_shape, y_shape, stride, padding, dilation, groups), function)
@@ -152,7 +155,7 @@ def _buffers(
     if algorithm == "implicit":
         workspace = _scratch.take(needed)
     elif algorithm not in ALGORITHMS[function]:
-        raise ArgumentError(f"algorithm is {algorithm!r}; {function} has {ALGORITHMS[function]}")
+        raise ArgumentError(f"algorithm is {algorithm!r}; it must be one of {ALGORITHMS[function]} for {function}")
     elif workspace is None:
         workspace = np.empty(0, np.uint8)
     if workspace.nbytes < needed:

@@ -140,7 +140,10 @@ class Kernels:
         try:
             code.compile()
         except self._cupy.cuda.compiler.CompileException as error:
-            raise DeviceError(f"kernels/{module}.cu does not compile for this card: {error}") from error
+            raise DeviceError(
+                f"kernels/{module}.cu does not compile for this card ({error}); use another card or CUDA "
+                "toolkit"
+            ) from error
         return code
 
     def bind(self, module: str, name: str, grid: Grid, block: Grid, stream: int, *arguments: Any) -> Launcher:

@@ -295,7 +295,7 @@ def _lists(function: str, **arrays: Sequence[Array] | None) -> list[tuple[Parame
             common_layout(function, *row.values())
             size = next(iter(row.values())).size
             if size >= 2**32 - CHUNK:
-                raise ShapeError(f"{function}: a parameter has {size} values; at most {2**32 - CHUNK} are possible")
+                raise ShapeError(f"{function}: a parameter has {size} values; there must be at most {2**32 - CHUNK}")
             table.list[i - first] = Parameter(
                 **{name: array.address for name, array in row.items()}, count=size, first_block=block
             )

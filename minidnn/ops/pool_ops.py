@@ -76,7 +76,7 @@ def max_pool2d_forward(
 ) -> Launcher:  # fmt: skip
     """Y [N,C,P,Q] = maximum of each window of X [N,C,H,W]; index int8 like Y: see pooling.cu."""
     if index is not None and kernel[0] * kernel[1] > 127:
-        raise ShapeError(f"kernel is {kernel}; a window whose index is saved has at most 127 values")
+        raise ShapeError(f"kernel is {kernel}; a window whose index is saved must have at most 127 values")
     n, c, _, _ = x.shape4
     _, _, p, q = y.shape4
     layout = common_layout("max_pool2d_forward", x, y, index)
@@ -107,7 +107,7 @@ def max_pool2d_backward(
     geometry = _geometry(dx, dy, kernel, stride, padding, dilation)
     if index is None:
         if x is None:
-            raise ShapeError("max_pool2d_backward: neither an index nor X is given")
+            raise ShapeError("max_pool2d_backward needs an index, or X")
         split, count = _split("nchw", 1, c, h, w)
         return on.bind(
             "pooling", f"max_pool_backward_recompute_{dy.code}", image_grid(count, n), BLOCK,
@@ -142,7 +142,7 @@ def _average(
     _, c, h, w = x.shape4
     _, _, p, q = y.shape4
     if max(h * p, w * q) >= 2**30:
-        raise ShapeError(f"adaptive pooling from {h} x {w} to {p} x {q} pixels is too large")
+        raise ShapeError(f"adaptive pooling from {h} x {w} to {p} x {q} pixels is too large; use a smaller image")
     return Average(
         c, h, w, p, q, *kernel, *stride, padding[0][0], padding[1][0], h + padding[0][1], w + padding[1][1],
         adaptive, include_pad, *(FastDiv(d) for d in (h, w, p, q, *stride)),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from minidnn.arguments import shown
 from minidnn.errors import ArgumentError
 from minidnn.plan.autoswap import autoswap
 from minidnn.plan.best import best
@@ -43,8 +44,8 @@ def parse_mode(text: str) -> Mode:
     match = _GRAMMAR.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None or match["family"] not in POLICIES:
         raise ArgumentError(
-            f"memory mode is {text!r}; write one of {', '.join(POLICIES)}, with an offload set for vdnn and vdnn++ "
-            "(all, conv, aconv, none, dyn or layer+layer) and (p), (m) or (g), such as 'vdnn++:conv(p)'"
+            f"memory mode is {shown(text)}; write one of {', '.join(POLICIES)}, with an offload set for vdnn and "
+            "vdnn++ (all, conv, aconv, none, dyn or layer+layer) and (p), (m) or (g), such as 'vdnn++:conv(p)'"
         )
     family, offload_set = match["family"], match["set"]
     if offload_set is not None and family not in FIXED_SETS:

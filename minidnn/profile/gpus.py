@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from minidnn.errors import ArgumentError
+from minidnn.arguments import choice
 from minidnn.profile.profile import Link
 from minidnn.units import GiB, MiB
 
@@ -126,6 +126,4 @@ GPUS: Mapping[str, Gpu] = MappingProxyType({card.name: card for card in _CARDS})
 
 def named_gpu(name: str) -> Gpu:
     """The card called `name`. Raises ArgumentError with the names that exist."""
-    if name not in GPUS:
-        raise ArgumentError(f"gpu is {name!r}; choose one of {', '.join(GPUS)}")
-    return GPUS[name]
+    return GPUS[choice(name, "gpu", GPUS)]

@@ -87,7 +87,7 @@ def modelled(graph: Graph, gpu: Gpu | str) -> Profile:
     """
     card = named_gpu(gpu) if isinstance(gpu, str) else gpu
     if graph.target.precision == "fp64":
-        raise ArgumentError("precision is 'fp64'; GPUs are modelled in fp32, tf32 and bf16")
+        raise ArgumentError("precision is 'fp64'; GPUs are modelled in fp32, tf32 and bf16: choose one of them")
     model = _Model(graph, card, GENERATIONS[card.generation])
     entries: dict[str, tuple[Algorithm, ...]] = {}
     for op in graph.ops:

@@ -78,7 +78,10 @@ class Profile:
         for entry in self.algorithms(graph, op):
             if entry.name == algorithm and entry.ms is not None:
                 return entry.ms
-        raise ArgumentError(f"profile ({self.source}) has no time for {op.name} with algorithm {algorithm}")
+        raise ArgumentError(
+            f"profile ({self.source}) has no time for {op.name} with algorithm {algorithm}; use a measured profile "
+            "or name a GPU"
+        )
 
     def save(self, path: Path) -> None:
         """Write as JSON."""
@@ -97,15 +100,21 @@ class Profile:
             text = json.loads(Path(path).read_text(encoding="utf-8"))
             entries = {str(key): tuple(map(_algorithm, ways)) for key, ways in text["entries"].items()}
             if not all(entries.values()):
-                raise ArgumentError("an op without an algorithm")
+                raise ArgumentError("an op without an algorithm; it needs one")
             link = _link(**text["link"]) if text["link"] else None
             target = Target(**text["target"]) if text.get("target") else None
             scratch, launch_ms = _size(text.get("scratch_bytes", 0)), number(text["launch_ms"], "launch_ms", 0)
             return cls(str(text["source"]), entries, link, launch_ms, scratch, target)
         except OSError as error:
-            raise ArgumentError(f"profile {path} cannot be read: {error.strerror}") from None
+            raise ArgumentError(
+                f"profile {path} cannot be read: {error.strerror}; give a file that 'minidnn profile' "
+                "wrote"
+            ) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # ArgumentErrors are ValueErrors
-            raise ArgumentError(f"profile {path} is not a profile that 'minidnn profile' wrote") from None
+            raise ArgumentError(
+                f"profile {path} is damaged or no profile; give a file that 'minidnn profile' "
+                "wrote"
+            ) from None
 
 
 def _algorithm(fields: dict[str, Any]) -> Algorithm:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from minidnn.arguments import choice, shown
 from minidnn.errors import ArgumentError, BudgetError
 from minidnn.graph.graph import Graph
 from minidnn.memory.fit import named_fit
@@ -14,6 +15,7 @@ from minidnn.plan.plan import ORDERS, Plan, pick_algorithms
 from minidnn.plan.registry import PLANNERS, POLICIES, parse_mode
 from minidnn.profile.nominal import with_times
 from minidnn.profile.profile import Algorithm, Profile
+from minidnn.progress import bar
 from minidnn.run.live import live_schedule
 from minidnn.run.simulator import simulate
 from minidnn.schedule.actions import ALIGNMENT, Schedule
@@ -47,12 +49,12 @@ class Options:
     density: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            raise ArgumentError(f"order is {self.order!r}; it must be one of {', '.join(ORDERS)}")
-        if self.placement not in PLACEMENTS:
-            raise ArgumentError(f"placement is {self.placement!r}; it must be one of {', '.join(PLACEMENTS)}")
-        if isinstance(self.compress, str) and self.compress not in COMPRESSION:
-            raise ArgumentError(f"compress is {self.compress!r}; it must be one of {', '.join(COMPRESSION)}")
+        choice(self.order, "order", ORDERS)
+        choice(self.placement, "placement", PLACEMENTS)
+        if not (isinstance(self.compress, tuple) and all(isinstance(name, str) for name in self.compress)):
+            choice(self.compress, "compress", COMPRESSION)  # or names of tensors
+        if not isinstance(self.algorithms, Mapping):
+            raise ArgumentError(f"algorithms is {shown(self.algorithms)}; it must be a dict of Algorithm by op")
         if self.fit is not None:
             named_fit(self.fit)
 
@@ -129,24 +131,27 @@ def _judged(
     pool = _pool(graph, profile, options, persistent)
     proposals = POLICIES[mode.family](Request(graph, timed, mode, options.order, pool))
     outcome: Outcome | None = None
-    while (proposed := _next(proposals, outcome)) is not None:
-        algorithms = {**proposed.algorithms, **options.algorithms}
-        packed = compressed(graph, proposed, options.compress, options.density)
-        offsets = {} if options.algorithms else proposed.offsets  # those were for the proposed workspaces
-        plan = replace(
-            proposed, algorithms=algorithms, scratch=profile.scratch_bytes, compress=packed, offsets=offsets
-        )
-        try:
-            # A planner's pool need not be smaller than the budget's; without one its smallest is wanted.
-            schedule = schedule_of(graph, plan, timed, options, persistent, limit=(pool or None) if planner else None)
-        except BudgetError as error:
-            refused, outcome = error, Outcome(pool or 0, False, None)
-            continue
-        served = True
-        fits = options.allow(schedule)
-        ms = simulate(schedule, timed).iteration_ms if planner and fits else None
-        outcome = Outcome(schedule.pool_bytes, fits, ms)
-        yield schedule, ms
+    with bar(f"planning {mode}") as done:
+        while (proposed := _next(proposals, outcome)) is not None:
+            done.update()
+            algorithms = {**proposed.algorithms, **options.algorithms}
+            packed = compressed(graph, proposed, options.compress, options.density)
+            offsets = {} if options.algorithms else proposed.offsets  # those were for the proposed workspaces
+            plan = replace(
+                proposed, algorithms=algorithms, scratch=profile.scratch_bytes, compress=packed, offsets=offsets
+            )
+            try:
+                # A planner's pool need not be smaller than the budget's; without one its smallest is wanted.
+                limit = (pool or None) if planner else None
+                schedule = schedule_of(graph, plan, timed, options, persistent, limit=limit)
+            except BudgetError as error:
+                refused, outcome = error, Outcome(pool or 0, False, None)
+                continue
+            served = True
+            fits = options.allow(schedule)
+            ms = simulate(schedule, timed).iteration_ms if planner and fits else None
+            outcome = Outcome(schedule.pool_bytes, fits, ms)
+            yield schedule, ms
     if refused is not None and not served:
         raise refused
 

@@ -132,7 +132,7 @@ class Executor:
             return partial(self._await, action.waits)
         if isinstance(action, HostSync):
             return partial(self.device.host_sync, self.device.stream(action.of))
-        raise DeviceError(f"executor does not know action {action.label}")
+        raise DeviceError(f"executor must know every action, and does not know {action.label}")
 
     def offset(self, buffer: Buffer) -> int:
         """Where a buffer lies in the arena."""

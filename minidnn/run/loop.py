@@ -263,7 +263,7 @@ class _Run:
                 )
         counts = [int(n) for key in ("step", "epoch", "batch") if is_count(n := found.state.get(key), 0)]
         if len(counts) < 3 or counts[2] >= self._batches:
-            raise CheckpointError(f"checkpoint {path} does not say where it stopped; its state.json is damaged")
+            raise CheckpointError(f"checkpoint {path} does not say where it stopped; resume an older one")
         trainer.net.load_state_dict(found.weights)
         trainer.load_optimizer_state(found.optimizer)
         trainer.step_count, self.epoch, self.batch = counts
@@ -282,7 +282,7 @@ class _Run:
             log.write(json.dumps(record) + "\n")
             log.flush()
         except OSError as error:
-            raise ArgumentError(f"log {log.name} cannot be written: {error.strerror}") from None
+            raise ArgumentError(f"log {log.name} cannot be written: {error.strerror}; name another file") from None
 
 
 def _path(argument: str, value: object) -> Path | None:
@@ -297,7 +297,7 @@ def _open_log(path: Path | None) -> TextIO | None:
     try:
         return None if path is None else open(path, "a", encoding="utf-8")
     except OSError as error:
-        raise ArgumentError(f"log {path} cannot be written: {error.strerror}") from None
+        raise ArgumentError(f"log {path} cannot be written: {error.strerror}; name another file") from None
 
 
 def _as_data(data: Data | Dataset) -> Data:
@@ -314,13 +314,17 @@ def _check_data(trainer: Trainer, dataset: Dataset) -> None:
     shape = sample_shape(dataset.input_shape, "data's input_shape")
     if shape != trainer.sample_shape:
         raise ArgumentError(
-            f"data have images of {list(shape)}; the network was set up for {list(trainer.sample_shape)}"
+            f"data have images of {list(shape)}; expected {list(trainer.sample_shape)}, which the network was set up "
+            "for"
         )
     if not isinstance(trainer.loss, CrossEntropyLoss):
-        raise ArgumentError("loss is not CrossEntropyLoss; data sets have class labels, others go to trainer.step")
+        raise ArgumentError("loss is not CrossEntropyLoss; data sets have class labels: use it, or trainer.step")
     classes = trainer._output_shape[1]
     if dataset.classes is not None and count(dataset.classes, "data's classes") > classes:
-        raise ArgumentError(f"data have {dataset.classes} classes; the network has {classes} outputs")
+        raise ArgumentError(
+            f"data have {dataset.classes} classes; the network needs as many outputs, and has "
+            f"{classes}"
+        )
 
 
 def _weight(trainer: Trainer, slot: FeedSlot, rows: int) -> float:

@@ -276,6 +276,7 @@ class Programs:
             with suppress(BudgetError):  # a fit heuristic need not serve every mode
                 others[name] = self._smallest(parse_mode(name), purposes, rows)
         fitting = [name for name, nbytes in others.items() if nbytes <= budget]
+        others.setdefault(str(mode), needed)
         least = min(others, key=lambda name: others[name])
         advice = (
             f"modes that fit: {', '.join(fitting)}"

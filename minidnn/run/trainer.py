@@ -110,7 +110,7 @@ class Trainer:
         mode = parse_mode(memory)
         options = Options(
             order, fit, placement, None if budget is None else parse_size(budget, "budget"),
-            algorithms=algorithms or {}, compress=compress,
+            algorithms={} if algorithms is None else algorithms, compress=compress,
         )  # fmt: skip
         limit = None if packed_limit is None else parse_size(packed_limit, "packed_limit")
         Target(target or "paper", precision)  # refuses other names before a device is opened

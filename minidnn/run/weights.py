@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from minidnn.arguments import shown
 from minidnn.device.base import Device, Operand, Region, load, numpy_dtype, store
-from minidnn.errors import CheckpointError, NonFiniteLoss
+from minidnn.errors import ArgumentError, CheckpointError, NonFiniteLoss
 from minidnn.graph.tensor import Role, Tensor
 from minidnn.nn.loss import Loss
 from minidnn.nn.sequential import Sequential
@@ -72,15 +73,17 @@ class DeviceWeights:
         network, before any is taken."""
         own = dict(self._operands(Role.OPTIMIZER_STATE))
         shapes = {t.name: t.shape for t in own}
+        if not isinstance(state, Mapping):
+            raise ArgumentError(f"state is {shown(state)}; it must be a dict of arrays by name")
         if shapes.keys() != state.keys():
             wrong = sorted(shapes.keys() ^ state.keys())
             raise CheckpointError(
                 f"optimizer state does not fit: {wrong[0]} is on one side only; use the optimizer it was saved with"
             )
         for name, shape in shapes.items():
-            if state[name].shape != shape:
+            if np.shape(state[name]) != shape:
                 raise CheckpointError(
-                    f"optimizer state {name} has shape {list(state[name].shape)}; the network expects {list(shape)}"
+                    f"optimizer state {name} has shape {list(np.shape(state[name]))}; expected {list(shape)}"
                 )
         for t, operand in own.items():
             store(self.device, self.arena, operand, state[t.name])

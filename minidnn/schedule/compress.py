@@ -58,7 +58,7 @@ def plan_slab(graph: Graph, plan: Plan, draft: Sequence[Action]) -> Slab | None:
         return None
     wrong = [name for name in plan.compress if name not in compressible(graph, plan)]
     if wrong:
-        raise ArgumentError(f"compress names {wrong[0]}; only tensors that are offloaded and not 1 byte wide can be")
+        raise ArgumentError(f"compress names {wrong[0]}; it must name offloaded tensors that are not 1 byte wide")
     out = {a.host.name: at for at, a in enumerate(draft) if isinstance(a, Offload) and a.host.kind == "pinned"}
     back = {a.host.name: at for at, a in enumerate(draft) if isinstance(a, Prefetch) and a.host.kind == "pinned"}
     packed = [name for name in out if name in plan.compress]

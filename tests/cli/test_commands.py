@@ -62,7 +62,7 @@ def test_summary_of_a_model_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("from minidnn import nn\ndef net(): return nn.Sequential(nn.Flatten(), nn.Linear(48, 3))\n")
     assert json_of("summary", f"{file}:net", "--input", "3x4x4")["total"]["parameters"] == 147
-    assert "input_shape is None" in refuse("summary", f"{file}:net")
+    assert "says no input shape; give --input CxHxW" in refuse("summary", f"{file}:net")
 
 
 def test_info_says_what_there_is_and_what_cuda_lacks() -> None:
@@ -93,7 +93,7 @@ def test_a_reader_that_has_gone_is_no_error(command: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["trian"], "there is no command 'trian'; the commands are train, "),
+        (["trian"], "there is no command 'trian'; choose one of train, "),
         (["summary"], "the following arguments are required: MODEL (see minidnn summary --help)"),
         (["summary", "vgg17"], "there is no model 'vgg17'; the models are smallnet, "),
         (["summary", "vgg16", "--batch", "0"], "--batch: '0' must be a whole number of at least 1"),

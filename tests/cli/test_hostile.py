@@ -55,11 +55,11 @@ def shell(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
         (["train", "smallnet", "--seed", "9" * 21], "must be a whole number from 0 to 2^64 - 1"),
         (["train", "smallnet", "--schedule", f"{MANY}:1"], "--schedule is "),
         (["train", "smallnet", "--warmup", MANY], "--warmup: "),
-        (["train", "smallnet", "--budget", "9" * 500 + ".5G"], "--budget: size is "),
+        (["train", "smallnet", "--budget", "9" * 500 + ".5G"], "no size; write a number and a unit"),
         (["train", "smallnet", "--input", "1x00x8"], "--input: '1x00x8' is no shape"),
         (["train", "smallnet", "--data", f"synthetic:length={MANY}"], "length is "),
         (["train", "smallnet", "--data", "~nobody-of-this-name/x"], "home directory"),
-        (["train", "smallnet", "--data", ""], "data is ''; what works: digits"),
+        (["train", "smallnet", "--data", ""], "data is ''; give digits"),
         (["train", f"{MANY}.py:net"], "does not exist"),
         (["train", "smallnet:width=99999999", "--batch", "1"], "the arena needs "),
         (["train", "smallnet:width=99999999999"], "out_channels is 99999999999; it must be an int of 1 or more, at m"),
@@ -69,8 +69,8 @@ def shell(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
         (["train", "smallnet", "--checkpoint", ""], "--checkpoint: '' is no path"),
         (["train", "smallnet", "--resume", ""], "--resume: '' is no path"),
         (["train", "smallnet", "--checkpoint-every", "2"], "--checkpoint-every needs --checkpoint DIR"),
-        (["train", "smallnet", "--optimizer", "adam", "--nesterov"], "--nesterov is of sgd; --optimizer is adam"),
-        (["train", "smallnet", "--optimizer", "adam", "--momentum", "0.5"], "--momentum is of sgd"),
+        (["train", "smallnet", "--optimizer", "adam", "--nesterov"], "--nesterov goes with --optimizer sgd; --op"),
+        (["train", "smallnet", "--optimizer", "adam", "--momentum", "0.5"], "--momentum goes with --optimizer sgd"),
         (["train", "smallnet", "--resume", "a", "--weights", "b"], "give one of them"),
         (["memory", "--trace", "x", "--plot", "x.png"], "--plot goes with a MODEL; a --trace has --fit alone"),
         (["sweep", "smallvgg", "--gpu", "k40", "--bandwidths", "1,x"], "--bandwidths: 'x' must be a number above 0"),
@@ -81,14 +81,14 @@ def shell(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
         (["train", "smallnet", "--lr", "1_000"], "--lr: '1_000' must be a number of at least 0"),
         (["train", "smallnet", "--clip", "٣"], "--clip: '٣' must be a number above 0"),
         (["train", "smallnet", "--lr", "1e999"], "--lr: '1e999' must be a number of at least 0"),
-        (["train", "smallnet", "--budget", "0.1"], "size is '0.1'; write a number and a unit, such as 8GiB"),
-        (["memory", "smallvgg", "--fit", ""], "fit is ''; choose one of best-fit"),
+        (["train", "smallnet", "--budget", "0.1"], "'0.1' is no size; write a number and a unit, such as 8GiB"),
+        (["memory", "smallvgg", "--fit", ""], "fit is ''; it must be one of best-fit"),
         (["memory", "smallvgg", "--density", ""], "--density is ''; give a number from 0 to 1 or a JSON file"),
         (["memory", "smallvgg", "--density", "1_0"], "--density is '1_0'; give a number from 0 to 1 or a JSON file"),
         (["summary", "vgg:extra=1_0"], "option extra of model 'vgg:extra=1_0' is '1_0'; write a value like 0"),
         (["summary", "vgg:extra=٣"], "write a value like 0"),
         (["summary", "smallnet:input_shape=1x8x ٣"], "write a value like 1x8x8"),
-        (["train", "smallnet", "--resume", "/nowhere/" + "a" * 299], "File name too long; give a directory that"),
+        (["train", "smallnet", "--resume", "a" * 299], "File name too long; give a directory that"),
     ],
 )
 def test_values_beyond_reason_are_refused(arguments: list[str], says: str) -> None:
@@ -137,6 +137,7 @@ MEMORY = ("memory", "smallvgg", "--batch", "4")
     ("file", "says"),
     [
         ("", "'' is no path"), (".", "'.' is a directory; name a file"),
+        ("x" * 300, "File name too long; name another file"),
         ("/nowhere/file", "'/nowhere/file' cannot be written: there is no folder /nowhere"),
     ],
 )  # fmt: skip
@@ -162,7 +163,8 @@ def test_a_full_disk_is_told_with_the_file(tmp_path: Path, command: tuple[str, .
     (tmp_path / "file").symlink_to("/dev/full")
     done = minidnn(*command, str(tmp_path / "file"), "--json")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"minidnn: {tmp_path / 'file'} cannot be written: No space left on device\n"
+    said = "cannot be written: No space left on device; name another file"
+    assert done.stderr == f"minidnn: {tmp_path / 'file'} {said}\n"
 
 
 def test_a_refused_run_leaves_no_folders_behind(tmp_path: Path) -> None:
@@ -200,7 +202,7 @@ def test_a_full_disk_behind_stdout_is_one_sentence(command: str) -> None:
     done = shell(f"minidnn {command} > /dev/full")
     assert done.returncode == 2
     assert done.stderr in (
-        "minidnn: standard output cannot be written: No space left on device\n",
+        "minidnn: standard output cannot be written: No space left on device; name a file that can take it\n",
         "minidnn: standard output: No space left on device\n",
     )
 
@@ -235,11 +237,14 @@ def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path: Path) -> None
         ("import sys; sys.exit(0)", "cannot be loaded: SystemExit: 0"),
         ("import sys\ndef net(): sys.exit('no')", "cannot be built: SystemExit: no"),
         ("raise ValueError('two\\nlines')", "cannot be loaded: ValueError: two lines"),
+        ("class Odd(BaseException): pass\ndef net(): raise Odd('mine')", "cannot be built: Odd: mine"),
+        ("class Odd(BaseException): pass\nraise Odd('mine')", "cannot be loaded: Odd: mine"),
+        (MODEL.replace("64, 10", "64, 0"), ":net': out_features is 0; it must be an int of 1 or more"),
         ("net = dict", "returned dict; it must return an nn.Sequential"),
         ("net = 5", "has no function 'net'"),
         (MODEL.replace("(1, 8, 8)", "'abc'"), "input_shape is 'abc'; it must be (C, H, W)"),
         (MODEL.replace("(1, 8, 8)", "(64,)"), "input_shape is (64,); it must be (C, H, W), each 1 or more"),
-        (MODEL.replace("nn.Flatten()", "nn.Layer()"), "layer 0 (Layer) does not define infer"),
+        (MODEL.replace("nn.Flatten()", "nn.Layer()"), "layer 0 (Layer) does not define infer; a layer must"),
         (
             "from minidnn import nn\ndef net():\n  s = nn.Linear(64, 10)\n"
             "  for _ in range(3000): s = nn.Sequential(s)\n  return s",
@@ -316,7 +321,7 @@ def test_a_profile_with_wrong_numbers_is_refused(
     file = tmp_path / "profile.json"
     file.write_text(json.dumps({**profile, "entries": entries}))
     said = refuse("memory", "smallvgg", "--batch", "8", "--profile", str(file), "--mode", "vdnn:all(p)")
-    assert said == f"profile {file} is not a profile that 'minidnn profile' wrote"
+    assert said == f"profile {file} is damaged or no profile; give a file that 'minidnn profile' wrote"
 
 
 @pytest.mark.parametrize(
@@ -332,7 +337,7 @@ def test_a_profile_with_a_wrong_link_or_target_is_refused(
 ) -> None:
     file = tmp_path / "profile.json"
     file.write_text(json.dumps({**profile, **change}))
-    assert "is not a profile that 'minidnn profile' wrote" in refuse(
+    assert "is damaged or no profile" in refuse(
         "simulate", "smallvgg", "--batch", "8", "--profile", str(file), "--modes", "vdnn:all(p)"
     )
 
@@ -341,7 +346,8 @@ def test_a_profile_with_a_wrong_link_or_target_is_refused(
 def test_json_that_is_nested_without_end_is_refused(tmp_path: Path, option: str) -> None:
     (tmp_path / "deep").write_text("[" * 100_000)
     more = () if option == "--profile" else ("--gpu", "k40")
-    assert "deep is not a" in refuse("simulate", "smallvgg", *more, option, str(tmp_path / "deep"), "--quiet")
+    said = refuse("simulate", "smallvgg", *more, option, str(tmp_path / "deep"), "--quiet")
+    assert "deep is not a JSON object" in said or "deep is damaged or no profile" in said
 
 
 # -- Ctrl-C and several runs ---------------------------------------------------------------------------------------

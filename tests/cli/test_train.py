@@ -147,7 +147,7 @@ def test_weights_load_by_name(tmp_path: Path) -> None:
     fresh = json_of(*DIGITS, "--steps", "1", "--lr", "0")
     assert trained["train_loss"] < fresh["train_loss"] / 2
     says = refuse("train", "smallnet:width=16", "--data", "digits", "--weights", str(file))
-    assert "weight features.0.weight has shape [32, 1, 3, 3]; the network expects [16, 1, 3, 3]" in says
+    assert "weight features.0.weight has shape [32, 1, 3, 3]; expected [16, 1, 3, 3]" in says
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,10 @@ def test_weights_load_by_name(tmp_path: Path) -> None:
         (["smallnet", "--schedule", "0:0.1"], "every is 0"),
         (["smallnet", "--data", "nowhere"], "data 'nowhere' is no known name and no such file or directory exists"),
         (["vgg16", "--data", "digits"], "data 'digits' are images of 1x8x8, not 3x224x224"),
-        (["smallnet:num_classes=4", "--data", "digits"], "data have 10 classes; the network has 4 outputs"),
+        (["smallnet:num_classes=4", "--data", "digits"], "data have 10 classes; the network needs as many outputs"),
         (["smallnet", "--memory", "magic"], "memory mode is 'magic'; write one of base, keep, vdnn, vdnn++"),
         (["smallnet", "--memory", "vdnn:some(p)"], "some"),
-        (["smallnet", "--budget", "12 parsecs"], "'12 parsecs'; write a number and a unit"),
+        (["smallnet", "--budget", "12 parsecs"], "'12 parsecs' is no size; write a number and a unit"),
         (["smallnet", "--budget", "10KiB"], "needs at least"),
         (["smallnet", "--device", "tpu"], "device is 'tpu'; it must be 'auto', 'host', 'cuda' or 'cuda:0'"),
         (["smallnet", "--fit", "tight"], "tight"),

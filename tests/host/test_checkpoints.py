@@ -289,7 +289,7 @@ def test_what_cannot_be_saved_is_refused_before_the_first_step(
         with pytest.raises(CheckpointError, match="cannot be written: File name too long"):
             opened.fit(data(), 1, checkpoint=tmp_path / ("x" * 300))
         monkeypatch.setattr(os, "access", lambda *_: False)
-        with pytest.raises(CheckpointError, match="new cannot be written: no permission, or read-only"):
+        with pytest.raises(CheckpointError, match="new cannot be written: no permission; name another"):
             opened.fit(data(), 1, checkpoint=tmp_path / "new")
         for wrong in ("", 5, b"x"):
             with pytest.raises(ArgumentError, match=r"checkpoint is .*; it must be a path"):

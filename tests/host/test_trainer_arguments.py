@@ -70,10 +70,17 @@ def one_sentence(error: BaseException) -> None:
         ({"budget": 1.5}, "budget is 1.5; write a number and a unit, such as 8GiB"),
         ({"budget": True}, "budget is True; write a number and a unit"),
         ({"precision": "fp8"}, "precision is 'fp8'; it must be one of fp32, tf32, bf16, fp64"),
-        ({"target": "fast"}, "target is 'fast'; it must be 'paper' or 'native'"),
+        ({"target": "fast"}, "target is 'fast'; it must be one of paper, native"),
         ({"order": "random"}, "order is 'random'; it must be one of prefetch-first, derivative-first"),
-        ({"fit": "tight"}, "fit is 'tight'; choose one of best-fit"),
+        ({"fit": "tight"}, "fit is 'tight'; it must be one of best-fit"),
         ({"placement": "later"}, "placement is 'later'; it must be one of planned, live"),
+        ({"precision": ["fp32"]}, "precision is ['fp32']; it must be one of fp32, tf32, bf16, fp64"),
+        ({"fit": ["best-fit"]}, "fit is ['best-fit']; it must be one of best-fit"),
+        ({"order": np.ones(2)}, "order is array([1., 1.]); it must be one of prefetch-first"),
+        ({"memory": 10**5000}, "memory mode is a int that cannot be shown; write one of base"),
+        ({"compress": 5}, "compress is 5; it must be one of off, all, auto"),
+        ({"compress": (1,)}, "compress is (1,); it must be one of off, all, auto"),
+        ({"algorithms": True}, "algorithms is True; it must be a dict of Algorithm by op"),
         ({"input_shape": (1, 6)}, "input_shape is (1, 6); it must be (C, H, W), or (features,), each 1 or more"),
         ({"input_shape": "1x6x6"}, "input_shape is '1x6x6'; it must be (C, H, W)"),
         ({"input_shape": (1, 0, 6)}, "input_shape is (1, 0, 6); it must be (C, H, W)"),
@@ -163,12 +170,14 @@ class Described:
         ({"steps": "9"}, "steps is '9'; it must be"),
         ({"checkpoint_every": -1}, "checkpoint_every is -1; it must be"),
         ({"data": [1, 2]}, "data is [1, 2]; give what open_data or from_arrays return, or a Dataset"),
-        ({"data": labelled(shape=(1, 5, 6))}, "data have images of [1, 5, 6]; the network was set up for [1, 6, 6]"),
-        ({"data": labelled(4)}, "data have 4 classes; the network has 3 outputs"),
+        ({"data": labelled(shape=(1, 5, 6))}, "data have images of [1, 5, 6]; expected [1, 6, 6], which the network"),
+        ({"data": labelled(4)}, "data have 4 classes; the network needs as many outputs, and has 3"),
         ({"data": [np.ones((40, 40))]}, "data is [array([[1., 1., 1."),
         ({"data": Described((1, 6, 6), "x")}, "data's classes is 'x'; it must be an int"),
         ({"data": Described(5, 3)}, "data's input_shape is 5; it must be (C, H, W)"),
         ({"on_epoch": 5}, "on_epoch is 5; it must be a function of an epoch and its metrics"),
+        ({"on_begin": 5}, "on_begin is 5; it must be a function without arguments"),
+        ({"checkpoint": "a\0b"}, "checkpoint is 'a\\x00b'; it must be a path"),
         ({"checkpoint": 5}, "checkpoint is 5; it must be a path"),
         ({"resume": ""}, "resume is ''; it must be a path"),
         ({"log": 3}, "log is 3; it must be a path"),
@@ -187,7 +196,7 @@ def test_a_wrong_argument_of_fit_gets_one_sentence_before_the_first_step(
 
 
 def test_wrong_test_data_are_refused_before_the_first_step() -> None:
-    with open_with() as trainer, pytest.raises(ArgumentError, match="data have 5 classes; the network has 3 outputs"):
+    with open_with() as trainer, pytest.raises(ArgumentError, match="data have 5 classes; the network needs as many"):
         trainer.fit(Data("mixed", labelled().train, labelled(5).train))
     assert trainer.step_count == 0
 

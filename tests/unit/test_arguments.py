@@ -172,7 +172,7 @@ def test_a_sequential_is_not_inside_itself() -> None:
 
 @pytest.mark.parametrize("key", [None, 1.5, (), [0], {}, "9", 9, np.float32(1)])
 def test_a_child_that_is_not_there_is_named(key: Any) -> None:
-    assert refused(lambda: nn.Sequential(nn.ReLU())[key]) == f"child is {key!r}; this Sequential has 0"
+    assert refused(lambda: nn.Sequential(nn.ReLU())[key]) == f"child is {key!r}; it must be one of 0"
 
 
 class Unfinished(nn.Layer):
@@ -190,7 +190,8 @@ class Bare(nn.ReLU):
 
 
 def test_unfinished_layers_of_a_user_are_named() -> None:
-    assert refused(lambda: nn.Sequential(Unfinished()).summary(1, (4,))) == "layer 0 (Unfinished) does not define infer"
+    unfinished = nn.Sequential(Unfinished())
+    assert refused(lambda: unfinished.summary(1, (4,))) == "layer 0 (Unfinished) does not define infer; a layer must"
     assert "layer 0 (Wrong): infer returned 'x'; it must be" in refused(lambda: nn.Sequential(Wrong()).infer((1, 4)))
     assert refused(lambda: nn.Sequential(Bare())) == "child '0' has no parameters; Bare must call super().__init__()"
 
@@ -199,7 +200,7 @@ def test_initializers_return_the_weight_s_numbers() -> None:
     net = nn.Sequential(nn.Linear(2, 3))
     weight = net[0].parameters["weight"]
     weight.init = lambda rng, shape: np.zeros(3)
-    with pytest.raises(ShapeError, match=r"the initializer of 0.weight returned shape \[3\], not \[3, 2\]"):
+    with pytest.raises(ShapeError, match=r"the initializer of 0.weight returned shape \[3\]; it must be \[3, 2\]"):
         net.initialize()
     weight.init = lambda rng, shape: None  # type: ignore[assignment,return-value]
     with pytest.raises(MiniDnnError, match=r"the initializer of 0.weight returned"):
@@ -210,7 +211,7 @@ def test_initializers_return_the_weight_s_numbers() -> None:
 def test_weights_that_are_no_numbers_are_named(value: Any) -> None:
     net = nn.Sequential(nn.Linear(2, 2, bias=False)).initialize()
     before = net.state_dict()
-    with pytest.raises(CheckpointError, match=r"weight 0.weight is no array of real numbers"):
+    with pytest.raises(CheckpointError, match=r"weight 0.weight must be an array of real numbers"):
         net.load_state_dict({"0.weight": value})
     assert (net.state_dict()["0.weight"] == before["0.weight"]).all()
     with pytest.raises(ArgumentError, match="state is list; it must be a dict of arrays by name"):
@@ -247,6 +248,30 @@ class Shape(nn.Layer):
         return shape
 
 
+class Failing(nn.Sigmoid):
+    """Its own code fails where it is told to."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def _fail(self, where: str) -> None:
+        if where == self.where:
+            raise KeyError(f"{where}\nof mine")
+
+    def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        self._fail("infer")
+        return super().infer(shape)
+
+    def forward(self, scope: Any) -> Any:
+        self._fail("forward")
+        return super().forward(scope)
+
+    def backward(self, scope: Any, dy: Any) -> Any:
+        self._fail("backward")
+        return super().backward(scope, dy)
+
+
 class Forward(nn.Sigmoid):
     backward = nn.Layer.backward
 
@@ -255,10 +280,12 @@ class Forward(nn.Sigmoid):
     ("layer", "says"),
     [
         (Silent(), "layer 1 (Silent): forward returned None; it must return its output, a Tensor"),
-        (Shape(), "layer 1 (Shape) does not define forward"),
-        (Forward(), "layer 1 (Forward) does not define backward; it can be used for inference alone"),
+        (Shape(), "layer 1 (Shape) does not define forward; a layer must"),
+        *((Failing(where), f"layer 1 (Failing): {where} failed with KeyError: '{where}\\nof mine'; mend the layer")
+          for where in ("infer", "forward", "backward")),
+        (Forward(), "layer 1 (Forward) does not define backward; a layer that is trained must"),
     ],
-)
+)  # fmt: skip
 def test_layers_of_a_user_that_write_no_graph_are_named(layer: nn.Layer, says: str) -> None:
     net = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 2))
     assert refused(lambda: build(net, nn.CrossEntropyLoss(), (2, 4), optimizer=optim.SGD(0.1))) == says

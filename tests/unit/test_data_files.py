@@ -105,7 +105,7 @@ GOOD = idx_bytes(np.zeros((4, 3, 3), np.uint8))
         ),
         (GOOD + b"\0", "is too long: its header promises 4x3x3 numbers, 52 bytes in all, and it has 53"),
         (GOOD[:10], "is truncated: it ends within its header"),
-        (b"\x89PNG\r\n", "is no IDX file: it begins with 89 50 4e 47, where images of bytes have 00 00 08 03"),
+        (b"\x89PNG\r\n", "is no IDX file: it begins with 89 50 4e 47, and images of bytes must begin with 00 00 08 03"),
         (b"\0\0\x0a\x03" + GOOD[4:], "is no IDX file: it begins with 00 00 0a 03"),
         (b"\0\0\x08\0" + GOOD[4:], "is no IDX file: it begins with 00 00 08 00"),
         (b"\0\0", "is no IDX file: it begins with 00 00,"),
@@ -184,7 +184,7 @@ def test_a_broken_cifar_file_is_named(tmp_path: Path, size: int) -> None:
 
 def test_a_cifar_file_with_a_label_out_of_range_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1.bin").write_bytes(b"\x0a" + bytes(3072))
-    with pytest.raises(DataError, match="label 10 of sample 0 is out of range; labels of 10 classes"):
+    with pytest.raises(DataError, match="label 10 of sample 0 is out of range; with 10 classes"):
         open_data(str(tmp_path))
 
 
@@ -371,5 +371,5 @@ def test_no_damaged_byte_of_an_npz_file_gives_another_error(tmp_path: Path, save
 def test_an_idx_file_of_many_dimensions_is_named(tmp_path: Path) -> None:
     path = tmp_path / "array"
     path.write_bytes(bytes([0, 0, 8, 200]) + b"\0\0\0\1" * 200 + b"x")
-    with pytest.raises(DataError, match="says that it has 200 dimensions; images have 3 or 4 and labels 1"):
+    with pytest.raises(DataError, match="says that it has 200 dimensions; images must have 3 or 4 and labels 1"):
         read_idx(path)

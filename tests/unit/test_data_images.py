@@ -167,7 +167,7 @@ def test_a_class_without_images_is_named(tmp_path: Path) -> None:
 def test_a_test_class_that_was_never_trained_is_named(tmp_path: Path) -> None:
     make_folder(tmp_path / "train", 1)
     make_folder(tmp_path / "val", 1, ("bird",))
-    with pytest.raises(DataError, match="bird is no class of the training images, which are cat, dog"):
+    with pytest.raises(DataError, match="bird is no class of the training images; it must be one of cat, dog"):
         open_data(str(tmp_path), input_shape=SHAPE)
 
 

@@ -250,7 +250,7 @@ def test_a_data_set_with_wrong_labels_is_stopped_before_a_kernel_sees_them() -> 
 
     with (
         Loader(Wrong(20), 5, make_slots(5), shuffle=False) as batches,
-        pytest.raises(DataError, match=r"batch 0: label 4 of sample 4 is out of range; labels of 4 classes are 0 to 3"),
+        pytest.raises(DataError, match=r"batch 0: label 4 of sample 4 is out of range; with 4 classes it must be 0"),
     ):
         next(batches)
 
@@ -361,7 +361,7 @@ def test_threads_that_cannot_start_leave_none_behind(monkeypatch: pytest.MonkeyP
     [
         ({"batch": 0}, "batch is 0; it must be a whole number of at least 1"),
         ({"batch": 21, "drop_last": True}, "batch is 21, but there are only 20 samples"),
-        ({"start_batch": 6}, "start_batch is 6; the epoch has batches 0 to 5"),
+        ({"start_batch": 6}, "start_batch is 6; it must be one of 0 to 5"),
         ({"start_batch": -1}, "start_batch is -1"),
         ({"workers": 0}, "workers is 0"),
         ({"seed": -1}, "seed is -1; it must be a whole number from 0"),

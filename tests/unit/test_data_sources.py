@@ -162,13 +162,13 @@ def test_data_without_test_samples_say_so() -> None:
 @pytest.mark.parametrize(
     ("x", "y", "sentence"),
     [
-        (np.zeros((0, 1, 2, 2)), np.zeros(0, int), "x is empty; at least one sample is needed"),
+        (np.zeros((0, 1, 2, 2)), np.zeros(0, int), "x is empty; it needs at least one sample"),
         (np.zeros((3, 2, 2)), np.zeros(3, int), r"images are float64 of shape \[3, 2, 2\]; they must be real numbers"),
         (np.zeros((3, 1, 0, 2)), np.zeros(3, int), "images are float64 of shape"),
         (np.zeros((3, 1, 2, 2), complex), np.zeros(3, int), "images are complex128"),
         (np.zeros((3, 1, 2, 2)), np.zeros(4, int), r"labels are int64 of shape \[4\]; .* each of the 3 images"),
         (np.zeros((3, 1, 2, 2)), np.zeros(3), "labels are float64"),
-        (np.zeros((3, 1, 2, 2)), np.array([0, 1, -1]), "label -1 of sample 2 is out of range; classes count from 0"),
+        (np.zeros((3, 1, 2, 2)), np.array([0, 1, -1]), "label -1 of sample 2 is out of range; labels must be 0 to"),
     ],
 )
 def test_wrong_arrays_are_named(x: Array, y: Array, sentence: str) -> None:
@@ -177,7 +177,7 @@ def test_wrong_arrays_are_named(x: Array, y: Array, sentence: str) -> None:
 
 
 def test_a_label_beyond_the_classes_is_named() -> None:
-    with pytest.raises(DataError, match="label 10 of sample 1 is out of range; labels of 10 classes are 0 to 9"):
+    with pytest.raises(DataError, match="label 10 of sample 1 is out of range; with 10 classes it must be 0 to 9"):
         Arrays(np.zeros((2, 1, 1, 1)), np.array([9, 10]), classes=10)
 
 
@@ -220,17 +220,17 @@ def test_a_shape_that_contradicts_the_network_is_refused() -> None:
 
 
 def test_unknown_data_list_what_works(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data 'mnist' is no known name and no such file .*what works: digits, synth"):
+    with pytest.raises(DataError, match=r"data 'mnist' is no known name and no such file .*give digits, synth"):
         open_data("mnist")
     (tmp_path / "notes.txt").write_text("no data")
     for path in (tmp_path, tmp_path / "notes.txt"):
-        with pytest.raises(DataError, match="is in no format that minidnn reads; what works: digits, synthetic"):
+        with pytest.raises(DataError, match="is in no format that minidnn reads; give digits, synthetic"):
             open_data(str(path))
 
 
 @pytest.mark.parametrize("spec", [None, 5, b"digits", ["digits"], ""])
 def test_data_that_are_no_name_and_no_path_are_refused(spec: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"data is .*; what works: digits") as refused:
+    with pytest.raises(ArgumentError, match=r"data is .*; give digits") as refused:
         open_data(spec)
     assert repr(spec) in str(refused.value)
 
@@ -264,7 +264,7 @@ def test_a_path_object_names_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "sentence"),
     [
-        (np.array([0, 10**12]), "label 1000000000000 of sample 1 is out of range; classes count from 0"),
+        (np.array([0, 10**12]), "label 1000000000000 of sample 1 is out of range; labels must be 0 to"),
         (np.array([0, 2**64 - 1], np.uint64), "label 18446744073709551615 of sample 1 is out of range"),
         (np.array([-3, -1]), "label -3 of sample 0 is out of range"),
         ([0, 1], "labels are a list; they must be a NumPy array"),
@@ -288,7 +288,7 @@ X, Y = np.ones((4, 2, 3, 3)), np.array([0, 1, 0, 1])
         (from_arrays, ("set", (X, Y)), {"test_samples": -1}, "test_samples is -1"),
         (Arrays, (X, Y), {"mean": np.ones(3)}, r"mean has shape \[3\]; it must be a finite number for each channel"),
         (Arrays, (X, Y), {"std": np.zeros(2)}, r"std is \[0.0, 0.0\]; each must be above 0"),
-        (Arrays, (X, Y), {"rows": np.array([0, 4])}, "rows go from 0 to 4; there are 4 samples"),
+        (Arrays, (X, Y), {"rows": np.array([0, 4])}, "rows go from 0 to 4; they must be 0 to 3"),
         (synthetic, ((1, 2, 2),), {"seed": 1.5}, "seed is 1.5; it must be a whole number"),
         (synthetic, ((1, 2),), {}, r"shape is \(1, 2\)"),
     ],

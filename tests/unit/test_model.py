@@ -210,7 +210,7 @@ def test_larger_cards_are_faster() -> None:
 
 
 def test_unknown_gpus_and_fp64_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="gpu is 'gtx9000'; choose one of gtx970, gtx1080ti, k40"):
+    with pytest.raises(ArgumentError, match="gpu is 'gtx9000'; it must be one of gtx970, gtx1080ti, k40"):
         named_gpu("gtx9000")
     with pytest.raises(ArgumentError, match="precision is 'fp64'"):
         modelled(graph_of("smallnet", 2, Target(precision="fp64")), "h100")

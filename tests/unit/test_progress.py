@@ -1,0 +1,53 @@
+"""What takes long says so on a terminal, and nowhere else."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from minidnn import nn, optim
+from minidnn.graph.build import build
+from minidnn.models import create
+from minidnn.profile.profile import Profile
+from minidnn.progress import bar
+from minidnn.run.choose import choose
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what is written to it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def plan() -> None:
+    """Plan a mode of several candidates."""
+    graph = build(create("smallvgg"), nn.CrossEntropyLoss(), (4, 1, 8, 8), optimizer=optim.SGD(0.1))
+    choose(graph, "vdnn++", Profile("none"), score=lambda schedule: schedule.peak_bytes)
+
+
+def test_planning_says_which_mode_it_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_once(title: str, total: int | None = None) -> object:
+        return bar(title, total, True)
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr("minidnn.run.choose.bar", at_once)
+    plan()
+    assert "planning vdnn++: " in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r")  # and takes it away at the end
+
+
+def test_planning_is_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+    plan()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bar_waits_before_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with bar("short") as done:
+        done.update()
+    assert terminal.getvalue() == ""
