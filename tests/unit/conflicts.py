@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from minidnn.graph.tensor import Role
 from minidnn.schedule.actions import (
+    H2D,
     HOST,
     Action,
     Alloc,
@@ -91,17 +92,22 @@ def accesses(schedule: Schedule, event: Event) -> Iterator[Access]:
 def conflicts(schedule: Schedule, found: Sequence[Event]) -> list[tuple[int, int]]:
     """Pairs of events, by index, that must be ordered: they touch a byte that one of them changes.
 
-    What comes after the iteration conflicts with everything in it. A run-time pool hands out what was freed in issue
+    What comes after the iteration conflicts with everything in it; where batches come early, what comes in then is the
+    next one, and conflicts with who uses the batch's place. A run-time pool hands out what was freed in issue
     order, so there a free (a release worker's excepted: the pool learns of it when it is done) conflicts with every
     later allocation.
     """
     touched = [list(accesses(schedule, event)) for event in found]
+    tensors = schedule.graph.tensors
+    early = {b for b in schedule.persistent if tensors[b.tensor].role is Role.INPUT}
     pairs = []
     for j, event in enumerate(found):
         for i in range(j):
             first, then = found[i].action, event.action
             if then is None:
                 clash = first is not None and bool(touched[i]) and not isinstance(first, Alloc)
+                if early and event.lane == H2D:
+                    clash = first is not None and bool(early.intersection((*first.reads, *first.writes)))
             else:
                 clash = any(
                     a[0] == b[0] and a[1] < b[2] and b[1] < a[2] and (a[3] or b[3])

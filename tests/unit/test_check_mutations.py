@@ -43,6 +43,7 @@ CASES: list[Case] = [
     ("tiny", "native", "no-wait:all(m)", "derivative-first", None, "planned"),
     ("tiny", "paper", "base(p)", "prefetch-first", None, "planned"),
     ("tiny", "native", "keep(p)", "prefetch-first", None, "planned"),
+    ("tiny", "native-bf16-nhwc", "base(p)", "prefetch-first", None, "planned"),
     ("tiny", "paper", "vdnn++:all(p)", "prefetch-first", None, "live"),
     ("tiny", "paper", "keep(m)", "prefetch-first", None, "live"),
     ("plain", "paper", "vdnn++:all(m)", "prefetch-first", None, "planned"),
