@@ -119,11 +119,6 @@ class Graph:
         """Index of the first backward op that touches the tensor, -1 if none does."""
         return min((i for i in self.uses[name] if i >= self.forward_ops), default=-1)
 
-    @cached_property
-    def is_chain(self) -> bool:
-        """Whether every layer's output feeds exactly the next layer."""
-        return all(a.y == b.x for a, b in zip(self.layers, self.layers[1:], strict=False))
-
     def parameters(self) -> tuple[Tensor, ...]:
         """The network's weights and statistics, in graph order (bf16 copies and optimizer state excluded)."""
         return tuple(t for t in self.tensors.values() if t.role in (Role.WEIGHT, Role.STATISTIC) and "@" not in t.name)

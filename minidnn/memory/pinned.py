@@ -1,8 +1,8 @@
-"""Pinned host memory: how much a plan needs, whether the machine can give it, and who holds which part of it.
+"""Pinned host memory: how much a plan needs, and whether the machine can give it.
 
 vDNN needs page-locked host memory for everything it offloads (vDNN++, section III-C). The need is known before step 1
 as one slab of exact size, with a fixed range for each offloaded tensor. How the bytes are taken is the device's
-business; this module plans, checks and accounts.
+business; this module plans and checks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from minidnn.errors import OutOfPinnedMemory, PoolError
+from minidnn.errors import OutOfPinnedMemory
 from minidnn.memory.place import Interval, place
 from minidnn.units import format_size
 
@@ -39,43 +39,6 @@ def plan_pinned(stays: Sequence[Interval], alignment: int = ALIGNMENT) -> Pinned
     placement = place(stays, alignment=alignment)
     ranges = {stay.id: (placement.offsets[stay.id], stay.nbytes) for stay in stays}
     return PinnedPlan(ranges, max((offset + nbytes for offset, nbytes in ranges.values()), default=0))
-
-
-class PinnedSlab:
-    """Accounts for the ranges of a plan while it runs: a range is taken when its copy-out or packing is issued, and
-    given back when its bytes are needed no more."""
-
-    def __init__(self, plan: PinnedPlan) -> None:
-        self.plan = plan
-        self.used = 0  # bytes of the ranges in use
-        self.peak = 0
-        self._taken: set[str] = set()
-
-    def take(self, id: str) -> tuple[int, int]:
-        """(offset, nbytes) of `id`. Raises PoolError where it, or one that shares bytes with it, is in use."""
-        if id not in self.plan.ranges:
-            raise PoolError(f"{id} has no range in the pinned slab")
-        offset, nbytes = self.plan.ranges[id]
-        for other in sorted(self._taken):
-            start, size = self.plan.ranges[other]
-            if other == id or (offset < start + size and start < offset + nbytes):
-                raise PoolError(f"the pinned range of {id} is still in use by {other}")
-        self._taken.add(id)
-        self.used += nbytes
-        self.peak = max(self.peak, self.used)
-        return offset, nbytes
-
-    def give_back(self, id: str) -> None:
-        """The range of `id` is free again."""
-        if id not in self._taken:
-            raise PoolError(f"the pinned range of {id} is not in use")
-        self._taken.remove(id)
-        self.used -= self.plan.ranges[id][1]
-
-    def close(self) -> None:
-        """Raises PoolError where ranges have not been given back."""
-        if self._taken:
-            raise PoolError(f"pinned ranges were not given back: {', '.join(sorted(self._taken))}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from math import prod, sqrt
 
 import numpy as np
 
+from minidnn.arguments import choice, number
 from minidnn.errors import ArgumentError
 from minidnn.nn.layer import Initializer, Layer
 
@@ -28,6 +29,9 @@ class Constant:
 
     value: float = 0.0
 
+    def __post_init__(self) -> None:
+        number(self.value, "value")
+
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         return np.full(shape, self.value, dtype=np.float32)
 
@@ -39,6 +43,10 @@ class Normal:
     mean: float = 0.0
     std: float = 1.0
 
+    def __post_init__(self) -> None:
+        number(self.mean, "mean")
+        number(self.std, "std", 0)
+
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         values: np.ndarray = self.mean + self.std * rng.standard_normal(shape, dtype=np.float32)
         return values
@@ -49,6 +57,9 @@ class Uniform:
     """Uniform in [-bound, bound)."""
 
     bound: float
+
+    def __post_init__(self) -> None:
+        number(self.bound, "bound", 0)
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         values: np.ndarray = np.float32(self.bound) * (2 * rng.random(shape, dtype=np.float32) - 1)
@@ -62,6 +73,10 @@ class He:
     mode: str = "fan_in"
     slope: float = 0.0
     uniform: bool = False
+
+    def __post_init__(self) -> None:
+        choice(self.mode, "mode", ("fan_in", "fan_out"))
+        number(self.slope, "slope")
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         fan = fans(shape)[0 if self.mode == "fan_in" else 1]

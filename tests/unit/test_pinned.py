@@ -1,4 +1,4 @@
-"""Pinned memory: exact plans, accounting, and the limits of the machine."""
+"""Pinned memory: exact plans, and the limits of the machine."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidnn.errors import OutOfPinnedMemory, PoolError
+from minidnn.errors import OutOfPinnedMemory
 from minidnn.memory.pinned import (
     HostLimit,
     PinnedPlan,
-    PinnedSlab,
     check_host_limits,
     host_limits,
     locked_limit,
@@ -51,30 +50,6 @@ def test_ranges_that_are_never_needed_together_are_shared() -> None:
 
 def test_nothing_offloaded_needs_nothing() -> None:
     assert plan_pinned([]) == PinnedPlan({}, 0)
-
-
-def test_slab_counts_what_is_in_use() -> None:
-    slab = PinnedSlab(plan_pinned(together(128, 64)))
-    assert slab.take("x0") == (0, 128)
-    slab.take("x1")
-    slab.give_back("x0")
-    assert (slab.used, slab.peak) == (64, 192)
-    slab.give_back("x1")
-    slab.close()
-    assert slab.used == 0
-
-
-def test_slab_refuses_what_would_overwrite_or_leak() -> None:
-    slab = PinnedSlab(plan_pinned([Interval("a", 640, 0, 5), Interval("c", 64, 5, 9)]))
-    slab.take("a")
-    for wrong, sentence in (("a", "still in use by a"), ("c", "still in use by a"), ("z", "z has no range")):
-        with pytest.raises(PoolError, match=sentence):
-            slab.take(wrong)
-    with pytest.raises(PoolError, match="c is not in use"):
-        slab.give_back("c")
-    with pytest.raises(PoolError, match="were not given back: a"):
-        slab.close()
-    assert slab.used == 640
 
 
 def machine(root: Path, tree: dict[str, str] | None = None) -> Path:
