@@ -162,10 +162,10 @@ def _columns(states: _States) -> tuple[NDArray[np.generic], ...]:
 
 def _thinned(states: _States, most: int, cell: float) -> tuple[_States, float]:
     """Drop what another state is below, and merge cells until `most` are left; and the size of the cells."""
+    from minidnn.plan import loops  # numba, when there is something to plan
+
     states = states.take(np.lexsort((states.ahead, states.left, states.kept, states.idle)))
-    kept, left, ahead = states.kept, states.left, states.ahead
-    below = (kept[:, None] <= kept) & (left[:, None] <= left) & (ahead[:, None] <= ahead)  # [j, i]: j below i
-    states = states.take(np.flatnonzero(~np.triu(below, 1).any(axis=0)))
+    states = states.take(np.flatnonzero(loops.undominated(states.kept, states.left, states.ahead)))
     while len(states.held) > most:
         cells = [np.floor(column / cell).astype(np.int64) for column in (states.kept, states.left, states.ahead)]
         _, first = np.unique((cells[0] << 40) + (cells[1] << 20) + cells[2], return_index=True)

@@ -217,3 +217,15 @@ def idle_ms(
         left = (waiting if amount else left) - sent
         ahead = amount + max(0.0, ahead - brought) if amount else ahead - brought
     return idle + turn_ms(x, y, u_f, u_b, ex_f, ex_b, rate, memory, held_f, left, ahead)
+
+
+@kernel
+def undominated(a: Floats, b: Floats, c: Floats) -> Bools:
+    """Which rows have no earlier row that is at most as large in every column."""
+    stays = np.ones(len(a), np.bool_)
+    for i in range(len(a)):
+        for j in range(i):
+            if stays[j] and a[j] <= a[i] and b[j] <= b[i] and c[j] <= c[i]:
+                stays[i] = False
+                break
+    return stays

@@ -104,9 +104,10 @@ class Neighbourhood:
         def with_algorithms(*changed: int) -> Iterator[_State | None]:
             away = state.away.copy()
             away[list(changed)] ^= True
-            yield self._state(away, self._fitted(away, state.chosen))
+            kept, fastest = self._fitted(away, state.chosen), self._fitted(away)
+            yield self._state(away, kept)
             if self.open:
-                yield self._state(away, self._fitted(away))
+                yield None if np.array_equal(kept, fastest) else self._state(away, fastest)
 
         for j in self.tensors:
             yield from with_algorithms(j)

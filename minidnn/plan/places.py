@@ -38,13 +38,15 @@ def gap(
 
 
 @kernel
-def settle(low: Ints, by_low: Ints, i: int, address: int) -> None:
-    """Stay i gets this address; it may have had another."""
-    at = 1
-    while at <= by_low[0] and by_low[at] != i:
-        at += 1
-    if at > by_low[0]:
-        by_low[0] += 1
+def settle(low: Ints, by_low: Ints, i: int, address: int, new: bool) -> None:
+    """Stay i gets this address; unless it is `new`, it had another."""
+    at = by_low[0] + 1
+    if new:
+        by_low[0] = at
+    else:
+        at = 1
+        while by_low[at] != i:
+            at += 1
     while at > 1 and low[by_low[at - 1]] > address:
         by_low[at] = by_low[at - 1]
         at -= 1
@@ -72,7 +74,7 @@ def put(
             at = gap(nbytes, first, last, low, by_low, i, first[i], last[i], pool, where)
         if at < 0:
             return False
-        settle(low, by_low, i, at)
+        settle(low, by_low, i, at, True)
     return True
 
 
@@ -90,7 +92,7 @@ def stretch(
                 middle = (shortest + longest + 1) // 2
                 at = gap(nbytes, first, last, low, by_low, i, first[i], middle, pool, 2)
                 if at >= 0:
-                    settle(low, by_low, i, at)
+                    settle(low, by_low, i, at, False)
                     last[i] = shortest = middle
                 else:
                     longest = middle - 1
@@ -103,7 +105,7 @@ def stretch(
                 middle = (earliest + latest) // 2
                 at = gap(nbytes, first, last, low, by_low, i, middle, last[i], pool, 2)
                 if at >= 0:
-                    settle(low, by_low, i, at)
+                    settle(low, by_low, i, at, False)
                     first[i] = latest = middle
                 else:
                     earliest = middle + 1
