@@ -74,6 +74,13 @@ def _as_float(value: Real) -> float:
         return inf
 
 
+def seed_of(value: object, argument: str = "seed") -> int:
+    """What randomness is drawn from: 64 bits."""
+    if isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) < 2**64:
+        return int(value)
+    raise ArgumentError(f"{argument} is {shown(value)}; it must be an int from 0 to 2^64 - 1")
+
+
 def sample_shape(value: object, argument: str = "input_shape") -> tuple[int, ...]:
     """The shape of one sample: (C, H, W), or (features,)."""
     if isinstance(value, (tuple, list)) and len(value) in (1, 3) and all(is_count(n) for n in value):

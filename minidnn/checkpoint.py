@@ -160,8 +160,8 @@ def read(path: Path) -> Checkpoint:
         )
     if state.get("version") != VERSION:
         raise CheckpointError(
-            f"checkpoint {path} has version {shown(state.get('version'))}; this minidnn reads version {VERSION}: "
-            "give a "
+            f"checkpoint {path} has version {shown(state.get('version'))}; "
+            f"this minidnn reads version {VERSION}: give a "
             "directory that its --checkpoint wrote"
         )
     return Checkpoint(

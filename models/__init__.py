@@ -49,6 +49,11 @@ def resolve(spec: str) -> Factory:
     `vgg16`, `vgg:extra=20,batch_norm=true` name a built-in network, `path/to/file.py:function` (with `:option=value`
     behind, if need be) a function of one's own that returns a `Sequential`. Raises ArgumentError.
     """
+    if not isinstance(spec, str):
+        raise ArgumentError(
+            f"model is a {type(spec).__name__}; "
+            "give a name such as 'vgg16', or path/to/file.py:function"
+        )
     name, _, text = spec.partition(":")
     if name.endswith(".py"):
         function, _, text = text.partition(":")

@@ -116,8 +116,8 @@ def _opener(args: argparse.Namespace) -> Callable[[], Device]:
     if args.interleaving != "eager":
         if args.device not in ("host", "auto"):
             raise ArgumentError(
-                f"--interleaving is {args.interleaving!r}; only the host emulator has it: add --device "
-                "host"
+                f"--interleaving is {args.interleaving!r}; only the host emulator has it: "
+                "add --device host"
             )
         from minidnn.device.host import HostDevice
 

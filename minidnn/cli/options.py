@@ -85,8 +85,8 @@ class Console:
         except OSError as error:
             self._forget()
             raise MiniDnnError(
-                f"standard output cannot be written: {error.strerror}; name a file that can take "
-                "it"
+                f"standard output cannot be written: {error.strerror}; "
+                "name a file that can take it"
             ) from None
 
     def _forget(self) -> None:

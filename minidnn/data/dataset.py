@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from minidnn.arguments import LARGEST, count, is_count
+from minidnn.arguments import LARGEST, count, is_count, shown
 from minidnn.data.randomness import holdout
 from minidnn.errors import ArgumentError, DataError
 
@@ -86,7 +86,7 @@ class Data:
         if name == "train":
             return self.train
         if name != "test":
-            raise ArgumentError(f"split is {name!r}; it must be 'train' or 'test'")
+            raise ArgumentError(f"split is {shown(name)}; it must be 'train' or 'test'")
         if self.test is None:
             raise DataError(f"{self.name} has no test samples; use split 'train'")
         return self.test
@@ -177,7 +177,7 @@ def from_arrays(
     classes = 1 + max(int(np.max(pair[1])) for pair in pairs) if classes is None else count(classes, "classes")
     train_rows, test_rows = np.arange(len(images)), None
     if test_samples is not None and not (is_count(test_samples, 0) and test_samples < len(images)):
-        raise ArgumentError(f"test_samples is {test_samples!r}; it must be an int from 0 to {len(images) - 1}")
+        raise ArgumentError(f"test_samples is {shown(test_samples)}; it must be an int from 0 to {len(images) - 1}")
     if test is None:
         held_out = len(images) // _HOLDOUT if test_samples is None else test_samples
         train_rows, test_rows = holdout(np.asarray(labels, np.int64), held_out)

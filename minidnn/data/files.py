@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from minidnn.arguments import shown
 from minidnn.data.dataset import Data, Shape, format_shape, from_arrays
 from minidnn.errors import DataError
 
@@ -172,7 +173,7 @@ def _array_names(path: Path, present: set[str]) -> tuple[tuple[str, ...], tuple[
     missing = [name for name in (*train, *test) if name not in present]
     if missing:
         raise DataError(
-            f"{path} has no array {missing[0]!r} (it has {', '.join(sorted(present)) or 'none'}); "
+            f"{path} has no array {shown(missing[0])} (it has {', '.join(sorted(present)) or 'none'}); "
             "name the arrays x and y, or x_train, y_train, x_test and y_test"
         )
     return train, test

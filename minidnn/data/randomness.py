@@ -10,14 +10,11 @@ Source: J. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011
 from __future__ import annotations
 
 from enum import IntEnum
-from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minidnn.errors import ArgumentError
-
-_LIMIT = 2**64
+from minidnn.arguments import seed_of
 
 
 class Use(IntEnum):
@@ -32,8 +29,7 @@ class Use(IntEnum):
 def random_words(use: Use, count: int, *, seed: int, epoch: int = 0, index: int = 0) -> NDArray[np.uint64]:
     """`count` random words [count] for one use, seed, epoch and index (of a sample, or of whatever the use counts)."""
     for name, value in (("seed", seed), ("epoch", epoch)):
-        if not isinstance(value, Integral) or not 0 <= value < _LIMIT:
-            raise ArgumentError(f"{name} is {value!r}; it must be a whole number from 0 to 2^64 - 1")
+        seed_of(value, name)
     # The generator counts up from the lowest counter word: 2^64 blocks lie between one index and the next.
     key = np.array([seed, epoch], np.uint64)
     counter = np.array([0, 0, index, use], np.uint64)

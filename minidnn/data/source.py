@@ -38,7 +38,7 @@ def open_data(
     data = digits() if text == "digits" else _open_path(text, shape, seed, augment)
     if shape is not None and data.input_shape != shape:
         raise DataError(
-            f"data {text!r} are images of {format_shape(data.input_shape)}, not {format_shape(shape)}; "
+            f"data {shown(text)} are images of {format_shape(data.input_shape)}, not {format_shape(shape)}; "
             f"build the network for an input of {format_shape(data.input_shape)} or choose other data"
         )
     return data
@@ -48,7 +48,10 @@ def _open_path(spec: str, input_shape: Shape | None, seed: int, augment: bool) -
     try:
         path = Path(spec).expanduser()
         if not path.exists():
-            raise DataError(f"data {spec!r} is no known name and no such file or directory exists; give {_WHAT_WORKS}")
+            raise DataError(
+                f"data {shown(spec)} is no known name and no such file or directory exists; "
+                f"give {_WHAT_WORKS}"
+            )
         if path.suffix == ".npy" and path.stem in ("x", "x_train"):
             return open_npy(path.parent, input_shape)
         if path.suffix == ".npz":
@@ -63,13 +66,16 @@ def _open_path(spec: str, input_shape: Shape | None, seed: int, augment: bool) -
                 return open_npy(path, input_shape)
             if is_image_folder(path):
                 if input_shape is None:
-                    raise ArgumentError(f"data {spec!r} are images of any size; add an input shape, such as 3x224x224")
+                    raise ArgumentError(
+                        f"data {shown(spec)} are images of any size; "
+                        "add an input shape, such as 3x224x224"
+                    )
                 return open_image_folder(path, input_shape, seed=seed, augment=augment)
     except OSError as error:
-        raise DataError(f"cannot read data {spec!r}: {error.strerror or error}; name another") from None
+        raise DataError(f"cannot read data {shown(spec)}: {error.strerror or error}; name another") from None
     except RuntimeError as error:  # ~somebody, who has no home
-        raise DataError(f"cannot read data {spec!r}: {error}; write the whole path") from None
-    raise DataError(f"data {spec!r} is in no format that minidnn reads; give {_WHAT_WORKS}")
+        raise DataError(f"cannot read data {shown(spec)}: {error}; write the whole path") from None
+    raise DataError(f"data {shown(spec)} is in no format that minidnn reads; give {_WHAT_WORKS}")
 
 
 def _open_synthetic(spec: str, options: str, input_shape: Shape | None, seed: int) -> Data:
@@ -78,18 +84,18 @@ def _open_synthetic(spec: str, options: str, input_shape: Shape | None, seed: in
     for option in options.split(",") if options else ():
         key, _, value = option.partition("=")
         if key in ("classes", "length"):
-            numbers[key] = parse_whole(value, f"data {spec!r}: {key}")
+            numbers[key] = parse_whole(value, f"data {shown(spec)}: {key}")
         elif key == "shape":
-            shape = parse_shape(value, f"data {spec!r}: shape")
+            shape = parse_shape(value, f"data {shown(spec)}: shape")
         else:
             raise ArgumentError(
-                f"data {spec!r}: {option!r} is no option; write classes=10, length=512 or shape=3x64x64"
+                f"data {shown(spec)}: {shown(option)} is no option; write classes=10, length=512 or shape=3x64x64"
             )
     if shape is None:
-        raise ArgumentError(f"data {spec!r} needs an input shape; add one, such as synthetic:shape=3x64x64")
+        raise ArgumentError(f"data {shown(spec)} needs an input shape; add one, such as synthetic:shape=3x64x64")
     if input_shape is not None and shape != input_shape:
         raise ArgumentError(
-            f"data {spec!r} asks for {format_shape(shape)}, but the network takes {format_shape(input_shape)}; "
+            f"data {shown(spec)} asks for {format_shape(shape)}, but the network takes {format_shape(input_shape)}; "
             "leave shape out"
         )
     return synthetic(shape, seed=seed, **numbers)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from minidnn.arguments import shown
 from minidnn.device.base import Device, Event, Launcher, MemoryInfo, Operand, Region, Stream, numpy_dtype
 from minidnn.device.cuda_profile import card_profile
 from minidnn.device.cuda_system import Slabs, open_libraries, refuse_allocations
@@ -77,7 +78,7 @@ class CudaDevice(Device):
 
     def __init__(self, index: int = 0, *, precision: str = "fp32", deterministic: bool = False) -> None:
         if precision not in PRECISIONS:
-            raise ArgumentError(f"precision is {precision!r}; on CUDA it must be one of {', '.join(PRECISIONS)}")
+            raise ArgumentError(f"precision is {shown(precision)}; on CUDA it must be one of {', '.join(PRECISIONS)}")
         self.index = index
         self.deterministic = deterministic
         self._runtime, self._cudnn = open_libraries(index)

@@ -35,8 +35,8 @@ class Slabs:
             memory = mmap.mmap(-1, max(nbytes, 1))
         except (OSError, ValueError) as error:
             raise OutOfPinnedMemory(
-                f"{format_size(nbytes)} of host memory cannot be taken ({error}); use a smaller "
-                "batch"
+                f"{format_size(nbytes)} of host memory cannot be taken ({error}); "
+                "use a smaller batch"
             ) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # a kernel without huge pages: slower to take, nothing else
@@ -97,8 +97,8 @@ def open_libraries(index: int) -> tuple[Any, Any]:
         raise DeviceError(f"no CUDA device can be used ({error}); install a driver, or use device='host'") from error
     if not 0 <= index < count:
         raise DeviceError(
-            f"device is cuda:{index}; it must be one of this machine's {count} CUDA devices, counted from "
-            "0"
+            f"device is cuda:{index}; "
+            f"it must be one of this machine's {count} CUDA devices, counted from 0"
         )
     try:
         cudnn = load_cudnn()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from minidnn.arguments import shown
 from minidnn.device.base import Device
 from minidnn.errors import ArgumentError, DeviceError
 
@@ -14,7 +15,10 @@ def open_device(name: str = "auto", *, precision: str = "fp32", deterministic: b
     Raises ArgumentError for an unknown name, DeviceError (saying what is missing) for CUDA that cannot be opened.
     """
     if not isinstance(name, str):
-        raise ArgumentError(f"device is {name!r}; it must be 'auto', 'host', 'cuda' or 'cuda:0', or an open Device")
+        raise ArgumentError(
+            f"device is {shown(name)}; "
+            "it must be 'auto', 'host', 'cuda' or 'cuda:0', or an open Device"
+        )
     cuda = re.fullmatch(r"cuda(?::(\d+))?", name)
     if cuda:
         from minidnn.device.cuda import CudaDevice
@@ -29,4 +33,4 @@ def open_device(name: str = "auto", *, precision: str = "fp32", deterministic: b
         from minidnn.device.host import HostDevice
 
         return HostDevice()
-    raise ArgumentError(f"device is {name!r}; it must be 'auto', 'host', 'cuda' or 'cuda:0'")
+    raise ArgumentError(f"device is {shown(name)}; it must be 'auto', 'host', 'cuda' or 'cuda:0'")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from minidnn.arguments import shown
 from minidnn.errors import ArgumentError
 from minidnn.memory.trace import GRANULARITY, Allocate, Event, live_profile
 from minidnn.units import round_up
@@ -95,7 +96,7 @@ def _check(stays: Sequence[Interval], alignment: int) -> None:
     seen: set[str] = set()
     for stay in stays:
         if stay.id in seen:
-            raise ArgumentError(f"two intervals have the id {stay.id!r}; give each stay an id of its own")
+            raise ArgumentError(f"two intervals have the id {shown(stay.id)}; give each stay an id of its own")
         if stay.nbytes < 0 or stay.start >= stay.end:
             raise ArgumentError(f"{stay} is not a stay; nbytes must be 0 or more and start before end")
         seen.add(stay.id)

@@ -56,7 +56,7 @@ def smallest_pool(trace: Trace, fit: Fit | str = "best-fit", start: int | None =
         if hopeless:
             raise BudgetError(
                 f"{heuristic.name} serves {format_size(hopeless.nbytes)} for {hopeless.id} from no size of pool; "
-                f"choose another fit"
+                "choose another fit"
             )
     restarts = 0
     while failed:

@@ -63,16 +63,19 @@ def live_profile(trace: Iterable[Event], granularity: int = GRANULARITY) -> list
     for event in trace:
         if isinstance(event, Allocate):
             if event.id in seen:
-                raise ArgumentError(f"trace allocates {event.id!r} twice; give each stay an id of its own")
+                raise ArgumentError(f"trace allocates {shown(event.id)} twice; give each stay an id of its own")
             if event.nbytes < 0:
-                raise ArgumentError(f"trace allocates {event.nbytes} bytes for {event.id!r}; they must be 0 or more")
+                raise ArgumentError(
+                    f"trace allocates {event.nbytes} bytes for {shown(event.id)}; "
+                    "they must be 0 or more"
+                )
             seen.add(event.id)
             alive[event.id] = round_up(event.nbytes, granularity)
             total += alive[event.id]
         else:
             if event.id not in alive:
                 state = "has been freed" if event.id in seen else "was never allocated"
-                raise ArgumentError(f"trace frees {event.id!r}, which {state}; free each allocated id once")
+                raise ArgumentError(f"trace frees {shown(event.id)}, which {state}; free each allocated id once")
             total -= alive.pop(event.id)
         profile.append(total)
     return profile
@@ -131,7 +134,7 @@ def _parse(line: bytes, where: str) -> Event:
     nbytes = fields.get("nbytes")
     if not isinstance(nbytes, int) or isinstance(nbytes, bool) or not 0 <= nbytes < 2**63:
         raise DataError(
-            f"{where} has nbytes = {json.dumps(nbytes)}; it must be a whole number of bytes, 0 or more, below "
-            "2^63"
+            f"{where} has nbytes = {json.dumps(nbytes)}; "
+            "it must be a whole number of bytes, 0 or more, below 2^63"
         )
     return Allocate(fields["allocate"], nbytes, fields.get("role", ""), fields.get("position", ""))

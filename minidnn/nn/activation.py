@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minidnn.arguments import number
+from minidnn.arguments import is_count, number, shown
 from minidnn.errors import ArgumentError
 from minidnn.nn.layer import Layer
 
@@ -93,8 +93,8 @@ class Softmax(Layer):
 
     def __init__(self, dim: int = 1) -> None:
         super().__init__()
-        if dim != 1:
-            raise ArgumentError(f"dim is {dim!r}; it must be 1, the axis of the classes")
+        if not is_count(dim) or dim != 1:
+            raise ArgumentError(f"dim is {shown(dim)}; it must be 1, the axis of the classes")
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from minidnn.arguments import count
+from minidnn.arguments import count, shown
 from minidnn.errors import ArgumentError, ShapeError
 from minidnn.nn.init import default_bias, default_weight
 from minidnn.nn.layer import Layer, Parameter, expect_rank, pair
@@ -54,7 +54,7 @@ class Conv2d(Layer):
             if padding == "valid":
                 return (0, 0), (0, 0)
             if padding != "same":
-                raise ArgumentError(f"padding is {padding!r}; it must be an int, a pair, 'same' or 'valid'")
+                raise ArgumentError(f"padding is {shown(padding)}; it must be an int, a pair, 'same' or 'valid'")
             if self.stride != (1, 1):
                 raise ArgumentError(f"padding is 'same' with stride {self.stride}; 'same' needs stride 1")
             total = [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]

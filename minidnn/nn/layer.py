@@ -51,13 +51,13 @@ class Parameter:
             array = np.ascontiguousarray(value, dtype=np.float32)
         except (TypeError, ValueError):
             raise ArgumentError(
-                f"the initializer of {name} returned {shown(value)}; it must be an array of "
-                "numbers"
+                f"the initializer of {name} returned {shown(value)}; "
+                "it must be an array of numbers"
             ) from None
         if array.shape != self.shape:
             raise ShapeError(
-                f"the initializer of {name} returned shape {list(array.shape)}; it must be "
-                f"{list(self.shape)}"
+                f"the initializer of {name} returned shape {list(array.shape)}; "
+                f"it must be {list(self.shape)}"
             )
         return array
 

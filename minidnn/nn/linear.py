@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from minidnn.arguments import count
+from minidnn.arguments import count, shown
 from minidnn.errors import ArgumentError, ShapeError
 from minidnn.nn.init import default_bias, default_weight
 from minidnn.nn.layer import Layer, Parameter
@@ -78,8 +78,10 @@ class Flatten(Layer):
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         super().__init__()
-        if start_dim != 1 or end_dim != -1:
-            raise ArgumentError(f"start_dim, end_dim are {start_dim}, {end_dim}; Flatten keeps the batch: use 1, -1")
+        if (shown(start_dim), shown(end_dim)) != ("1", "-1"):
+            raise ArgumentError(
+                f"start_dim, end_dim are {shown(start_dim)}, {shown(end_dim)}; Flatten keeps the batch: use 1, -1"
+            )
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape[0], prod(shape[1:])

@@ -56,9 +56,10 @@ class CrossEntropyLoss(Loss):
     @staticmethod
     def _weights(weight: object) -> np.ndarray:
         try:
-            found = np.asarray(weight, dtype=np.float32)
-        except (TypeError, ValueError):
-            found = np.empty(0, np.float32)
+            given = np.asarray(weight)
+            found = np.empty(0) if given.dtype.kind == "c" else given.astype(np.float32)
+        except (TypeError, ValueError, OverflowError):
+            found = np.empty(0)
         if found.ndim != 1 or not len(found) or not ((found >= 0) & np.isfinite(found)).all():
             raise ArgumentError(f"weight is {shown(weight)}; it must be a number of 0 or more for each class")
         return found
@@ -66,13 +67,13 @@ class CrossEntropyLoss(Loss):
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(shape) != 2:
             raise ShapeError(
-                f"logits have shape {list(shape)}; expected [N, classes]: end the network in Flatten and "
-                "Linear"
+                f"logits have shape {list(shape)}; expected [N, classes]: "
+                "end the network in Flatten and Linear"
             )
         if self.weight is not None and len(self.weight) != shape[1]:
             raise ShapeError(
-                f"logits have {shape[1]} classes; weight must have as many numbers, not "
-                f"{len(self.weight)}"
+                f"logits have {shape[1]} classes; "
+                f"weight must have as many numbers, not {len(self.weight)}"
             )
         return shape
 

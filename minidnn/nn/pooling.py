@@ -26,7 +26,7 @@ class _Pool2d(Layer):
         self.stride = self.kernel if stride is None else pair(stride, "stride", 1)
         pads = pair(padding, "padding", 0)
         if any(2 * p > k for p, k in zip(pads, self.kernel, strict=True)):
-            raise ArgumentError(f"padding is {padding!r}; it must be at most half of kernel_size {self.kernel}")
+            raise ArgumentError(f"padding is {shown(padding)}; it must be at most half of kernel_size {self.kernel}")
         self.padding = ((pads[0], pads[0]), (pads[1], pads[1]))
         self.dilation = pair(dilation, "dilation", 1)
         self.ceil_mode = bool(ceil_mode)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 
-from minidnn.arguments import count, failure, sample_shape, shown
+from minidnn.arguments import count, failure, sample_shape, seed_of, shown
 from minidnn.errors import ArgumentError, CheckpointError, MiniDnnError, ShapeError
 from minidnn.graph.tensor import Role
 from minidnn.nn.layer import Layer, Parameter
@@ -46,13 +46,13 @@ class Sequential(Layer):
         for name, layer in pairs:
             if not isinstance(layer, Layer):
                 raise ArgumentError(
-                    f"child {name!r} is {shown(layer)}; Sequential takes layers or one dict of named layers"
+                    f"child {shown(name)} is {shown(layer)}; Sequential takes layers or one dict of named layers"
                 )
             if not hasattr(layer, "parameters"):
                 kind = type(layer).__name__
-                raise ArgumentError(f"child {name!r} has no parameters; {kind} must call super().__init__()")
+                raise ArgumentError(f"child {shown(name)} has no parameters; {kind} must call super().__init__()")
             if not isinstance(name, str) or not name or "." in name or "@" in name:
-                raise ArgumentError(f"child name is {name!r}; it must be a non-empty string without '.' and '@'")
+                raise ArgumentError(f"child name is {shown(name)}; it must be a non-empty string without '.' and '@'")
             self._children[name] = layer
         self._refuse_shared_weights()
 
@@ -77,7 +77,7 @@ class Sequential(Layer):
             raise ArgumentError(f"layer is {shown(layer)}; append takes a layer")
         name = str(len(self._children))
         if name in self._children:
-            raise ArgumentError(f"child {name!r} exists already; append to a Sequential with positional names")
+            raise ArgumentError(f"child {shown(name)} exists already; append to a Sequential with positional names")
         if layer is self or (isinstance(layer, Sequential) and any(inner is self for inner in layer.nested())):
             raise ArgumentError("layer is this Sequential, or has it inside; append another one")
         self._children[name] = layer
@@ -101,7 +101,10 @@ class Sequential(Layer):
         for path, layer in self.leaves():
             if layer.parameters and id(layer) in seen:
                 first = seen[id(layer)]
-                raise ArgumentError(f"child {path!r} is layer {first!r} again; weights cannot be shared: make another")
+                raise ArgumentError(
+                    f"child {shown(path)} is layer {shown(first)} again; weights cannot be shared: "
+                    "make another"
+                )
             seen[id(layer)] = path
 
     @overload
@@ -122,7 +125,7 @@ class Sequential(Layer):
         if name in children:
             layer: Layer = children[name]
             return layer
-        raise AttributeError(f"{type(self).__name__} has no attribute or child {name!r}")
+        raise AttributeError(f"{type(self).__name__} has no attribute or child {shown(name)}")
 
     def __len__(self) -> int:
         return len(self._children)
@@ -152,6 +155,7 @@ class Sequential(Layer):
 
     def initialize(self, seed: int = 0) -> Sequential:
         """Draw every weight that has no value yet from (seed, its name)."""
+        seed_of(seed)
         self._refuse_shared_weights()
         for name, parameter in self.named_parameters():
             parameter.materialize(name, seed)
@@ -166,15 +170,17 @@ class Sequential(Layer):
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Take weights by name (arrays or anything np.asarray accepts). All names and shapes are checked first."""
         if not isinstance(state, Mapping):
-            raise ArgumentError(f"state is {type(state).__name__}; it must be a dict of arrays by name")
+            raise ArgumentError(f"state is {shown(state)}; it must be a dict of arrays by name")
         own = dict(self.named_parameters())
+        for name in state:
+            if not isinstance(name, str):
+                raise ArgumentError(f"state has the name {shown(name)}; it must be a dict of arrays by name")
         given = {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}
         missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
         if strict and (missing or unknown):
             raise CheckpointError(
                 f"weights do not fit the network: missing {missing[:4] or 'none'}, unknown {unknown[:4] or 'none'}; "
-                "give "
-                "those of the same network"
+                "give those of the same network"
             )
         arrays = {name: _numbers(name, given[name]) for name in own if name in given}
         for name, array in arrays.items():

@@ -67,8 +67,8 @@ class Blas:
             status = function(*arguments)
             if status != 0:
                 raise DeviceError(
-                    f"cublasGemmEx of {m} x {k} x {n} failed with cuBLAS status {status}; see "
-                    "cublasStatus_t"
+                    f"cublasGemmEx of {m} x {k} x {n} failed with cuBLAS status {status}; "
+                    "see cublasStatus_t"
                 )
 
         return run

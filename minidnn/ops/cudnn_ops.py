@@ -100,8 +100,8 @@ class Plans:
         if not known:
             version = self._cudnn.backend_version_string()
             raise DeviceError(
-                f"cuDNN {version} has no plan for {problem.key} ({self._refusal}); use another precision or a newer "
-                "cuDNN"
+                f"cuDNN {version} has no plan for {problem.key} ({self._refusal}); "
+                "use another precision or a newer cuDNN"
             )
         return known
 

@@ -136,8 +136,8 @@ def workspace_bytes(
     """
     if algorithm not in ALGORITHMS.get(function, ()):
         raise ArgumentError(
-            f"algorithm is {algorithm!r}; it must be one of {ALGORITHMS.get(function, ())} for "
-            f"{function}"
+            f"algorithm is {algorithm!r}; "
+            f"it must be one of {ALGORITHMS.get(function, ())} for {function}"
         )
     if algorithm == "implicit":
         return 0

@@ -141,8 +141,8 @@ class Kernels:
             code.compile()
         except self._cupy.cuda.compiler.CompileException as error:
             raise DeviceError(
-                f"kernels/{module}.cu does not compile for this card ({error}); use another card or CUDA "
-                "toolkit"
+                f"kernels/{module}.cu does not compile for this card ({error}); "
+                "use another card or CUDA toolkit"
             ) from error
         return code
 

@@ -6,6 +6,7 @@ vDNN at each layer's end for both streams, vDNN++ for the computation alone, cop
 
 from __future__ import annotations
 
+from minidnn.arguments import shown
 from minidnn.errors import ArgumentError
 from minidnn.graph.graph import Graph
 from minidnn.graph.tensor import Role
@@ -48,8 +49,9 @@ def offloaded_layers(graph: Graph, offload_set: str) -> list[int]:
         unknown = [name for name in names if name not in named]
         if unknown:
             raise ArgumentError(
-                f"offload set is {offload_set!r}; it must be all, conv, aconv, none, dyn or layers joined by '+', and "
-                f"there is no layer {unknown[0]!r} that computes (there are {', '.join(list(named)[:6])}, ...)"
+                f"offload set is {shown(offload_set)}; "
+                "it must be all, conv, aconv, none, dyn or layers joined by '+', and "
+                f"there is no layer {shown(unknown[0])} that computes (there are {', '.join(list(named)[:6])}, ...)"
             )
         chosen = sorted({named[name] for name in names})
     last = len(graph.layers) - (2 if graph.layers[-1].kind in ("softmax", "mse") else 1)

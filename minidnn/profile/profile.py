@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minidnn.arguments import number
+from minidnn.arguments import number, shown
 from minidnn.errors import ArgumentError
 from minidnn.graph.graph import Graph, Target
 from minidnn.graph.op import Op
@@ -79,8 +79,8 @@ class Profile:
             if entry.name == algorithm and entry.ms is not None:
                 return entry.ms
         raise ArgumentError(
-            f"profile ({self.source}) has no time for {op.name} with algorithm {algorithm}; use a measured profile "
-            "or name a GPU"
+            f"profile ({self.source}) has no time for {op.name} with algorithm {algorithm}; "
+            "use a measured profile or name a GPU"
         )
 
     def save(self, path: Path) -> None:
@@ -107,13 +107,13 @@ class Profile:
             return cls(str(text["source"]), entries, link, launch_ms, scratch, target)
         except OSError as error:
             raise ArgumentError(
-                f"profile {path} cannot be read: {error.strerror}; give a file that 'minidnn profile' "
-                "wrote"
+                f"profile {path} cannot be read: {error.strerror}; "
+                "give a file that 'minidnn profile' wrote"
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # ArgumentErrors are ValueErrors
             raise ArgumentError(
-                f"profile {path} is damaged or no profile; give a file that 'minidnn profile' "
-                "wrote"
+                f"profile {path} is damaged or no profile; "
+                "give a file that 'minidnn profile' wrote"
             ) from None
 
 
@@ -133,5 +133,5 @@ def _link(d2h: object, h2d: object, latency_ms: object = 0.01, duplex: object = 
 def _size(value: object) -> int:
     """Bytes, below an exbibyte."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**60:
-        raise ArgumentError(f"workspace is {value!r}; it must be bytes")
+        raise ArgumentError(f"workspace is {shown(value)}; it must be bytes")
     return value

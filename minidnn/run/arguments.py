@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from numbers import Integral
-
 import numpy as np
 
-from minidnn.arguments import count, is_count, number, sample_shape, shown
+from minidnn.arguments import count, is_count, number, sample_shape, seed_of, shown
 from minidnn.device.base import Device
 from minidnn.errors import ArgumentError, DataError
 from minidnn.nn.loss import Loss
@@ -34,8 +32,7 @@ def check_numbers(batch: object, micro_batch: object, max_norm: object, seed: ob
         raise ArgumentError(f"micro_batch is {shown(micro_batch)}; it must be an int from 1 to the batch, {batch}")
     if max_norm is not None:
         number(max_norm, "max_norm", 0, bounds="()")
-    if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= int(seed) < 2**64:
-        raise ArgumentError(f"seed is {shown(seed)}; it must be an int from 0 to 2^64 - 1")
+    seed_of(seed)
 
 
 def shape_for(net: Sequential, given: object) -> tuple[int, ...]:

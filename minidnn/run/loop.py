@@ -314,16 +314,16 @@ def _check_data(trainer: Trainer, dataset: Dataset) -> None:
     shape = sample_shape(dataset.input_shape, "data's input_shape")
     if shape != trainer.sample_shape:
         raise ArgumentError(
-            f"data have images of {list(shape)}; expected {list(trainer.sample_shape)}, which the network was set up "
-            "for"
+            f"data have images of {list(shape)}; "
+            f"expected {list(trainer.sample_shape)}, which the network was set up for"
         )
     if not isinstance(trainer.loss, CrossEntropyLoss):
         raise ArgumentError("loss is not CrossEntropyLoss; data sets have class labels: use it, or trainer.step")
     classes = trainer._output_shape[1]
     if dataset.classes is not None and count(dataset.classes, "data's classes") > classes:
         raise ArgumentError(
-            f"data have {dataset.classes} classes; the network needs as many outputs, and has "
-            f"{classes}"
+            f"data have {dataset.classes} classes; "
+            f"the network needs as many outputs, and has {classes}"
         )
 
 

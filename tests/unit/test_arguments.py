@@ -11,8 +11,14 @@ import pytest
 
 from minidnn import nn, optim
 from minidnn.arguments import LARGEST, count, image_shape, number, sample_shape
+from minidnn.data import open_data
+from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError, CheckpointError, MiniDnnError, ShapeError
 from minidnn.graph.build import build
+from minidnn.memory.fit import named_fit
+from minidnn.models import resolve
+from minidnn.plan.registry import parse_mode
+from minidnn.profile.gpus import named_gpu
 from minidnn.units import GiB, parse_number, parse_shape, parse_size, parse_whole
 
 
@@ -101,7 +107,12 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 def test_what_cannot_be_shown_is_refused_all_the_same() -> None:
     for value in (HUGE, Unshowable(), [Unshowable()]):
-        for call in (*NUMBERS.values(), *COUNTS.values(), nn.MaxPool2d, sample_shape, parse_size):
+        calls: tuple[Callable[[Any], object], ...] = (
+            *NUMBERS.values(), *COUNTS.values(), nn.MaxPool2d, sample_shape, parse_size, nn.Softmax, nn.Flatten,
+            nn.CrossEntropyLoss, nn.Sequential().initialize, nn.Sequential().load_state_dict, open_data,
+            lambda a: open_data("synthetic:shape=1x1x1", seed=a), open_device, parse_mode, named_fit, named_gpu,
+        )  # fmt: skip
+        for call in calls:
             assert f"a {type(value).__name__} that cannot be shown" in refused(call, value)
     assert refused(parse_size, "0.5").startswith("size is '0.5'; write a number and a unit, such as 8GiB")
 
@@ -214,7 +225,7 @@ def test_weights_that_are_no_numbers_are_named(value: Any) -> None:
     with pytest.raises(CheckpointError, match=r"weight 0.weight must be an array of real numbers"):
         net.load_state_dict({"0.weight": value})
     assert (net.state_dict()["0.weight"] == before["0.weight"]).all()
-    with pytest.raises(ArgumentError, match="state is list; it must be a dict of arrays by name"):
+    with pytest.raises(ArgumentError, match=r"state is .*; it must be a dict of arrays by name"):
         net.load_state_dict([value])  # type: ignore[arg-type]
 
 
@@ -229,6 +240,16 @@ def test_whole_numbers_beyond_reason_are_refused(text: str) -> None:
     refused(lambda: parse_whole(text))
     refused(lambda: parse_shape(f"1x{text}x1"))
     assert (parse_whole("64"), parse_shape("3x064x1")) == (64, (3, 64, 1))
+
+
+def test_names_of_weights_are_strings() -> None:
+    net = nn.Sequential(nn.Linear(2, 2))
+    for name in (None, 1, b"0.weight"):
+        said = refused(net.load_state_dict, {name: np.ones((2, 2))})
+        assert said == f"state has the name {name!r}; it must be a dict of arrays by name"
+    assert refused(resolve, None) == "model is a NoneType; give a name such as 'vgg16', or path/to/file.py:function"
+    for weight in ([10**400], np.ones(2, complex)):
+        assert "it must be a number of 0 or more for each class" in refused(nn.CrossEntropyLoss, weight)
 
 
 def test_layers_too_large_for_any_machine_are_counted_exactly() -> None:

@@ -364,7 +364,7 @@ def test_threads_that_cannot_start_leave_none_behind(monkeypatch: pytest.MonkeyP
         ({"start_batch": 6}, "start_batch is 6; it must be one of 0 to 5"),
         ({"start_batch": -1}, "start_batch is -1"),
         ({"workers": 0}, "workers is 0"),
-        ({"seed": -1}, "seed is -1; it must be a whole number from 0"),
+        ({"seed": -1}, "seed is -1; it must be an int from 0"),
         ({"epoch": -1}, "epoch is -1"),
         ({"slots": []}, "slots has 0 entries"),
         ({"slots": make_slots(4, 1) * 2}, "slots has 2 entries; it must hold one or more different slots"),

@@ -289,7 +289,7 @@ X, Y = np.ones((4, 2, 3, 3)), np.array([0, 1, 0, 1])
         (Arrays, (X, Y), {"mean": np.ones(3)}, r"mean has shape \[3\]; it must be a finite number for each channel"),
         (Arrays, (X, Y), {"std": np.zeros(2)}, r"std is \[0.0, 0.0\]; each must be above 0"),
         (Arrays, (X, Y), {"rows": np.array([0, 4])}, "rows go from 0 to 4; they must be 0 to 3"),
-        (synthetic, ((1, 2, 2),), {"seed": 1.5}, "seed is 1.5; it must be a whole number"),
+        (synthetic, ((1, 2, 2),), {"seed": 1.5}, "seed is 1.5; it must be an int"),
         (synthetic, ((1, 2),), {}, r"shape is \(1, 2\)"),
     ],
 )
