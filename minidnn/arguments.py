@@ -21,7 +21,7 @@ def shown(value: object) -> str:
     try:
         text = " ".join(repr(value).split())
     except Exception:  # an int of more digits than Python prints, or an object whose own repr fails
-        text = f"a {type(value).__name__} that cannot be shown"
+        text = f"an unshowable {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -189,12 +189,13 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
     try:
         import ml_dtypes  # noqa: F401 - registers bfloat16 with NumPy
 
+        path.open("rb").close()  # of a file without permission, safetensors says that there is none
         with safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except FileNotFoundError:
         raise CheckpointError(f"weights {path} do not exist; give a .safetensors file") from None
     except Exception as error:  # of a damaged file, whatever its reader trips over first
-        reason = "it is a directory" if path.is_dir() else error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise CheckpointError(
             f"weights {path} are no readable safetensors file ({reason}); write it again with safetensors"
         ) from None

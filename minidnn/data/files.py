@@ -130,7 +130,8 @@ def open_npy(directory: Path, input_shape: Shape | None = None) -> Data:
 
 def _reason(error: Exception) -> str:
     """What a library says of a file, without its advice on further lines."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return next(iter(said.splitlines()), "") or type(error).__name__
 
 
 def _idx_file(directory: Path, part: str, content: str) -> Path | None:

@@ -64,7 +64,7 @@ def shell(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
         (["train", "smallnet:width=99999999", "--batch", "1"], "the arena needs "),
         (["train", "smallnet:width=99999999999"], "out_channels is 99999999999; it must be an int of 1 or more, at m"),
         (["summary", "smallnet", "--batch", MANY], "--batch: "),
-        (["train", "smallnet", "--weights", "."], "it is a directory"),
+        (["train", "smallnet", "--weights", "."], "Is a directory"),
         (["train", "smallnet", "--log", ""], "--log: '' is no path"),
         (["train", "smallnet", "--checkpoint", ""], "--checkpoint: '' is no path"),
         (["train", "smallnet", "--resume", ""], "--resume: '' is no path"),

@@ -340,7 +340,7 @@ def test_a_damaged_state_or_weight_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "cut").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
     with pytest.raises(CheckpointError, match=r"cut have complex numbers in w; they must be real|no readable"):
         checkpoint.read_weights(tmp_path / "cut")  # an older safetensors does not know the type at all
-    with pytest.raises(CheckpointError, match="it is a directory"):
+    with pytest.raises(CheckpointError, match="Is a directory"):
         checkpoint.read_weights(tmp_path)
 
 
@@ -377,9 +377,9 @@ def test_weights_that_are_nan_after_a_finite_loss_are_never_saved(tmp_path: Path
         (lambda s: s | {"micro_batch": 2}, "has micro_batch 2; this run has 4"),
         (lambda s: s | {"samples": 100}, "has samples 100; this run has 16"),
         (lambda s: s | {"precision": "bf16"}, "has precision bf16; this run has fp32"),
-        (lambda s: s | {"step": "x"}, "state.json is damaged"),
-        (lambda s: s | {"epoch": True}, "state.json is damaged"),
-        (lambda s: s | {"batch": 4}, "state.json is damaged"),
+        (lambda s: s | {"step": "x"}, "does not say where it stopped; resume an older one"),
+        (lambda s: s | {"epoch": True}, "does not say where it stopped; resume an older one"),
+        (lambda s: s | {"batch": 4}, "does not say where it stopped; resume an older one"),
         (lambda s: s | {"version": 2}, "has version 2; this minidnn reads version 1"),
         (lambda s: [s], "is no JSON object"),
     ],
@@ -411,3 +411,20 @@ def test_checkpoints_of_another_optimizer_or_network_or_none_are_refused(tmp_pat
     (tmp_path / "step-00000008" / "weights.safetensors").write_bytes(b"\x00" * 30)
     with trainer() as opened, pytest.raises(CheckpointError, match="no readable safetensors"):
         opened.fit(data(), 4, resume=tmp_path)
+
+
+@pytest.mark.parametrize("reason", [PermissionError(13, "Permission denied"), OSError(5, "Input/output error")])
+def test_what_the_machine_says_of_a_file_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: OSError
+) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"")
+
+    def refuse(self: Path, *arguments: object, **options: object) -> None:
+        raise reason
+
+    for name in ("open", "exists", "stat"):
+        monkeypatch.setattr(Path, name, refuse)
+    with pytest.raises(CheckpointError, match=f"no readable safetensors file .{reason.strerror}.; write it again"):
+        checkpoint.read_weights(tmp_path / "a.safetensors")
+    with pytest.raises(CheckpointError, match=f"cannot be read: {reason.strerror}; give a directory"):
+        checkpoint.read(tmp_path / "saved")

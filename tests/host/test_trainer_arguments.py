@@ -77,7 +77,7 @@ def one_sentence(error: BaseException) -> None:
         ({"precision": ["fp32"]}, "precision is ['fp32']; it must be one of fp32, tf32, bf16, fp64"),
         ({"fit": ["best-fit"]}, "fit is ['best-fit']; it must be one of best-fit"),
         ({"order": np.ones(2)}, "order is array([1., 1.]); it must be one of prefetch-first"),
-        ({"memory": 10**5000}, "memory mode is a int that cannot be shown; write one of base"),
+        ({"memory": 10**5000}, "memory mode is an unshowable int; write one of base"),
         ({"compress": 5}, "compress is 5; it must be one of off, all, auto"),
         ({"compress": (1,)}, "compress is (1,); it must be one of off, all, auto"),
         ({"algorithms": True}, "algorithms is True; it must be a dict of Algorithm by op"),

@@ -113,7 +113,7 @@ def test_what_cannot_be_shown_is_refused_all_the_same() -> None:
             lambda a: open_data("synthetic:shape=1x1x1", seed=a), open_device, parse_mode, named_fit, named_gpu,
         )  # fmt: skip
         for call in calls:
-            assert f"a {type(value).__name__} that cannot be shown" in refused(call, value)
+            assert f"an unshowable {type(value).__name__}" in refused(call, value)
     assert refused(parse_size, "0.5").startswith("size is '0.5'; write a number and a unit, such as 8GiB")
 
 
