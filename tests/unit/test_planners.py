@@ -8,11 +8,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
+import numpy as np
 import pytest
 
 from minidnn.errors import ArgumentError, BudgetError
 from minidnn.graph.graph import Graph
 from minidnn.graph.tensor import Role
+from minidnn.plan import places
 from minidnn.plan.greedy import greedy_options
 from minidnn.plan.layout import lay_out
 from minidnn.plan.mode import Request
@@ -357,6 +359,27 @@ def test_a_tensor_without_room_beside_an_op_crosses_whole_between_the_ops_around
     assert whole_copies_ms(outline, 10) == 1 + 10 + 1 + 10 + 1  # one byte too many: all ten leave after op 0
     both = replace(outline, movable=(tensor, Movable("y", 6, 6, 6, 0, 0, 3)))
     assert whole_copies_ms(both, 10) == 1 + 6 + 1 + 6 + 1  # then the smaller one leaves
+
+
+def test_a_forced_copy_ends_before_the_first_op_that_needs_it() -> None:
+    """x has no room beside op 1 and is needed by op 2, which takes long; y, needed after that, may stay."""
+    tensors = (Movable("x", 10, 10, 10, 0, 0, 2), Movable("y", 6, 6, 6, 0, 0, 3))
+    ways = tuple((Algorithm(ms=ms),) for ms in (1.0, 1.0, 20.0, 1.0))
+    graph = cast(Graph, SimpleNamespace(forward_ops=2))
+    outline = Outline(graph, Link(1e3, 1e3, 0.0), (9, 17, 9, 6), tensors, ways, 0.0, 1)
+    assert whole_copies_ms(outline, 9) == 1 + 10 + 1 + 10 + 20 + 1
+
+
+def test_a_copy_in_waits_for_the_copy_out_whose_bytes_it_takes() -> None:
+    """Stays 0 and 1 are the first and second of tensor 0, 2 and 3 those of tensor 1; 3 begins in the place of 0."""
+    nbytes, first, last = (np.array(column, np.int64) for column in ((4, 4, 4, 4), (0, 8, 1, 5), (1, 9, 2, 7)))
+    low, none = np.array((0, 8, 4, 0), np.int64), np.array((-1, -1), np.int64)
+    out, back = np.array((0, 2), np.int64), np.array((1, 3), np.int64)
+    until, fetch = np.array((3, 4), np.int64), np.array((8, 5), np.int64)
+    waits, behind = places.reused(nbytes, first, last, low, out, back, until, fetch)
+    assert waits.tolist() == none.tolist()  # no op takes bytes of either
+    assert behind.tolist() == [-1, 0]
+    assert until.tolist() == [5, 5]
 
 
 def test_a_sweep_says_where_it_shows_what_cannot_be() -> None:
