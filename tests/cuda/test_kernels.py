@@ -353,7 +353,7 @@ def test_dropout_draws_the_hosts_bits(place: Place, shape: tuple[int, ...], layo
 @pytest.fixture(params=[False, True], ids=["few rows", "many rows"])
 def many(request: pytest.FixtureRequest) -> Iterator[None]:
     """Rows count as many from two on, or from so many on as they do, and few blocks share them."""
-    most = {"MANY_ROWS": 2, "ROW_BLOCKS": 2} if request.param else {}
+    most: dict[str, Any] = {"MANY_ROWS": 2, "ROW_BLOCKS": 2} if request.param else {}
     with patch.multiple(map_ops, **most) if most else nullcontext():
         yield
 

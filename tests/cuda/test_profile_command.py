@@ -58,6 +58,6 @@ def test_a_profile_has_every_op_and_the_link(opened: None, tmp_path: Path, capsy
 
 def test_what_cannot_be_profiled_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "smallvgg", "--device", "host", "-o", str(tmp_path / "p.json")]) == 2
-    assert "--device is 'host'; only a CUDA device" in capsys.readouterr().err
+    assert "--device is 'host'; it must be a CUDA device" in capsys.readouterr().err
     assert main(["profile", "smallvgg", "-o", str(tmp_path / "no" / "p.json")]) == 2
     assert "there is no folder" in capsys.readouterr().err
