@@ -30,6 +30,7 @@ COMMANDS = (
     'minidnn memory alexnet --batch 128 --mode "vdnn++:all(m)" --plot docs/images/map-vdnnpp.png',
     'minidnn simulate alexnet --batch 128 --gpu gtx970 --modes "vdnn++:all(p)" --compress all --density 0.4 '
     "--plot docs/images/compression.png",
+    "minidnn plan alexnet --batch 128 --gpu gtx970 --budget 1000MiB --plot docs/images/planner.png",
 )
 """The pictures of README and docs/memory-modes.md, drawn as they say."""
 COLOURS = {"base": "#222222", "vdnn": "#cc3311", "vdnn++": "#4477aa"}
