@@ -41,11 +41,41 @@ class Moment:
         self.reached.set()
 
 
+class Capture:
+    """What streams are given while a graph is captured: nothing runs. A stream belongs to it once it has waited for an
+    event of the capture, and must be waited for at its end."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.commands: list[Command] = []
+        self.streams = {first}
+        self.loose: set[int] = set()
+        """Streams with commands that the first one does not wait for yet."""
+        self.events: dict[int, int] = {}
+
+    def add(self, stream: int, command: Command) -> None:
+        """A command; in a replay they run in the order in which they were given."""
+        assert stream in self.streams, "a stream outside the capture is used"
+        self.commands.append(command)
+        self.loose |= {stream} - {self.first}
+
+    def wait(self, stream: int, event: int) -> None:
+        """A stream waits for an event."""
+        assert event in self.events, "an event from outside the capture is waited for"
+        self.streams.add(stream)
+        if stream == self.first:
+            self.loose.discard(self.events[event])
+
+
 class RunningLibrary(RuntimeLibrary):
     """Commands run when their stream gets to them. Copies take up to `late` seconds more than they need."""
 
+    streamCaptureModeThreadLocal = 1
+
     def __init__(self, late: float = 0.0, seed: int = 0) -> None:
         super().__init__()
+        self.capture: Capture | None = None
+        self.graphs: dict[int, list[Command]] = {}
         self.late = late
         self.error: BaseException | None = None
         self.timing: dict[int, bool] = {}  # by event handle: whether it has time stamps
@@ -56,7 +86,10 @@ class RunningLibrary(RuntimeLibrary):
 
     def submit(self, stream: int, command: Command) -> None:
         """Behind what the stream was given before."""
-        self._queues[stream].put(command)
+        if self.capture is not None:
+            self.capture.add(stream, command)
+        else:
+            self._queues[stream].put(command)
 
     def _run(self, queue: SimpleQueue[Command | None]) -> None:
         while (command := queue.get()) is not None:
@@ -88,7 +121,36 @@ class RunningLibrary(RuntimeLibrary):
         self._queues.pop(handle).put(None)
         self._threads.pop(handle).join()
 
+    def streamBeginCapture(self, stream: int, mode: int) -> None:
+        assert self.capture is None
+        assert mode == self.streamCaptureModeThreadLocal
+        self.capture = Capture(stream)
+
+    def streamEndCapture(self, stream: int) -> int:
+        assert self.capture is not None
+        assert stream == self.capture.first
+        assert not self.capture.loose, "the capture ends before its streams have joined"
+        graph = self._handle()
+        self.graphs[graph], self.capture = self.capture.commands, None
+        return graph
+
+    def graphInstantiate(self, graph: int) -> int:
+        launchable = self._handle()
+        self.graphs[launchable] = self.graphs[graph]
+        return launchable
+
+    def graphDestroy(self, graph: int) -> None:
+        del self.graphs[graph]
+        self.handles.remove(graph)
+
+    graphExecDestroy = graphDestroy
+
+    def graphLaunch(self, graph: int, stream: int) -> None:
+        for command in self.graphs[graph]:
+            self.submit(stream, command)
+
     def streamSynchronize(self, handle: int) -> None:
+        assert self.capture is None, "a wait of the host cannot be captured"
         here = threading.Event()
         self.submit(handle, here.set)
         here.wait()
@@ -100,7 +162,9 @@ class RunningLibrary(RuntimeLibrary):
 
     def streamWaitEvent(self, stream: int, event: int) -> None:
         super().streamWaitEvent(stream, event)
-        if event in self.moments:  # of a later record nobody knows yet
+        if self.capture is not None:
+            self.capture.wait(stream, event)
+        elif event in self.moments:  # of a later record nobody knows yet
             self.submit(stream, self.moments[event].reached.wait)
 
     def eventCreateWithFlags(self, flags: int) -> int:
@@ -109,10 +173,15 @@ class RunningLibrary(RuntimeLibrary):
         return handle
 
     def eventRecord(self, event: int, stream: int) -> None:
+        if self.capture is not None:
+            self.capture.events[event] = stream
+            self.moments.pop(event, None)  # nobody can wait for it outside
+            return
         self.moments[event] = Moment()
         self.submit(stream, self.moments[event].reach)
 
     def eventSynchronize(self, event: int) -> None:
+        assert self.capture is None, "a wait of the host cannot be captured"
         self.moments[event].reached.wait()
         self._check()
 

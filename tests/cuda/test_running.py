@@ -89,6 +89,38 @@ def test_many_late_steps_leave_memory_and_threads_as_they_were() -> None:
         assert device.memory_info().used == device.memory_info().pinned == 0
 
 
+@pytest.mark.parametrize("memory", ["base", "keep", "greedy"])
+def test_captured_iterations_compute_the_same(memory: str) -> None:
+    """A planner's schedule has copies on streams of their own, and no host in it."""
+    with running_card(LATE, deterministic=True) as (device, runtime):
+
+        def trainer(graph: bool, budget: int | None) -> Trainer:
+            return Trainer(
+                models.smallvgg(width=4), nn.CrossEntropyLoss(), optim.SGD(0.05, momentum=0.9), 8, memory=memory,
+                budget=budget, device=device, target="native", graph=graph,
+            )  # fmt: skip
+
+        def losses(graph: bool) -> list[float]:
+            found = []
+            with trainer(graph, budget) as opened:
+                assert bool(opened.schedule.plan.offload) == (memory == "greedy")
+                for step, (x, y) in enumerate(batches(7)):
+                    slot = opened._slots[step % 3]
+                    opened._fill(slot.batch, x, y)
+                    found.append(opened.settle(opened.issue(slot.batch, 8)).loss)
+            return found
+
+        budget = None
+        if memory == "greedy":
+            with pytest.raises(BudgetError) as refusal:
+                trainer(False, 1)
+            budget = refusal.value.needed
+        wanted = losses(False)
+        assert not runtime.graphs
+        assert losses(True) == wanted
+        assert len(runtime.graphs) == 3, "one for each slot"
+
+
 def test_compare_checks_and_verifies_on_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     modes = "base,vdnn:all,vdnn++:conv(m),best"
     page = tmp_path / "report.html"
