@@ -99,13 +99,15 @@ class Console:
 @contextmanager
 def writing(file: str) -> Iterator[Path]:
     """Write a file that the user named. Raises ArgumentError naming it, and leaves no part of a new one, where the disk
-    is full or forbids it."""
+    is full or forbids it. Whatever else stops the writing leaves none either."""
     path, new = Path(file), not os.path.exists(file)
     try:
         yield path
-    except OSError as error:
+    except BaseException as error:  # Ctrl-C too
         if new:
             path.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise ArgumentError(f"{file} cannot be written: {error.strerror or error}; name another file") from None
 
 

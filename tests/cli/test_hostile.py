@@ -19,7 +19,7 @@ import pytest
 from minidnn import nn, optim
 from minidnn.cli import main
 from minidnn.cli.compare import Batches
-from minidnn.cli.options import drawing, output
+from minidnn.cli.options import drawing, output, writing
 from minidnn.data import from_arrays
 from minidnn.graph.build import build
 from minidnn.graph.graph import Target
@@ -174,6 +174,16 @@ def test_a_refused_run_leaves_no_folders_behind(tmp_path: Path) -> None:
     )
     assert "does not exist; give a directory that" in refuse(*TRAIN, "--resume", f"{tmp_path}/a/b/c")
     assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_leaves_no_half_of_a_new_file(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("old")
+    for file in (old, new):
+        with pytest.raises(KeyboardInterrupt), writing(str(file)) as path:
+            path.write_text("half")
+            raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
 # -- streams -------------------------------------------------------------------------------------------------------
