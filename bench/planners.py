@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,11 @@ def _means(found: Sweep) -> dict[str, float | None]:
     }
 
 
+def _drawn(found: Sweep) -> Sweep:
+    """The policies, and of the papers' modes the best of each family: more lines would hide each other."""
+    return replace(found, points={name: found.points[name] for name in (*POLICIES, *MODES[:2])})
+
+
 def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
@@ -236,7 +242,7 @@ def main() -> int:
     _print(rows, times)
     if args.plots:
         for gpu in GPUS:
-            panels = {name: found for name, found in sweeps.items() if name.endswith(gpu)}
+            panels = {name: _drawn(found) for name, found in sweeps.items() if name.endswith(gpu)}
             ratio_plot(panels, args.out / f"planners_{gpu}.png")
         throughput_plot(
             {f"best, {rate}": ms for rate, ms in three["ms"].items()}, three["rematerialized_ms"], three["budgets"],

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 COLOURS = ("#cc3311", "#4477aa", "#228833", "#ee8866", "#aa3377", "#66ccee", "#bbbbbb", "#222222", "#ccbb44", "#885500")
 STYLES = ("-", "--", "-.", ":")
+HIGHEST = 2.2
+"""Ratios above that are cut off."""
 
 
 def ratio_plot(sweeps: Mapping[str, Sweep], path: Path | None = None) -> bytes:
@@ -28,7 +30,7 @@ def ratio_plot(sweeps: Mapping[str, Sweep], path: Path | None = None) -> bytes:
             ratios = [None if p.ms is None else p.ms / b for p, b in zip(points, sweep.bound_ms, strict=True)]
             _line(axes, sweep.budgets, scale, ratios, name, k)
         axes.axhline(1, color="#222222", linewidth=0.6, linestyle=":")
-        axes.set_ylim(0.97, min(3.0, axes.get_ylim()[1]))
+        axes.set_ylim(0.97, min(HIGHEST, axes.get_ylim()[1]))
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_ylabel("time / lower bound", fontsize=8)
     panels[0].legend(fontsize=7, frameon=False)
@@ -74,13 +76,11 @@ def _scale(axes: Axes, budgets: Sequence[int]) -> int:
     return scale
 
 
-def _line(
-    axes: Axes, budgets: Sequence[int], scale: int, values: Sequence[float | None], name: str, k: int
-) -> None:
+def _line(axes: Axes, budgets: Sequence[int], scale: int, values: Sequence[float | None], name: str, k: int) -> None:
     known = [(b / scale, v) for b, v in zip(budgets, values, strict=True) if v]
     axes.plot(
         [b for b, _ in known], [v for _, v in known], label=name, color=COLOURS[k % len(COLOURS)],
-        linestyle=STYLES[k % len(STYLES)], linewidth=1.3, marker=".", markersize=3,
+        linestyle=STYLES[k % len(STYLES)], linewidth=1.1 if k else 2.0, marker=".", markersize=3, zorder=2 if k else 3,
     )  # fmt: skip
 
 
