@@ -177,12 +177,16 @@ def test_a_refused_run_leaves_no_folders_behind(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_no_half_of_a_new_file(tmp_path: Path) -> None:
+    def interrupted_at(file: Path) -> None:
+        with writing(str(file)) as path:
+            path.write_text("half")
+            raise KeyboardInterrupt
+
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_text("old")
     for file in (old, new):
-        with pytest.raises(KeyboardInterrupt), writing(str(file)) as path:
-            path.write_text("half")
-            raise KeyboardInterrupt
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_at(file)
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
