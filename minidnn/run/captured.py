@@ -27,8 +27,8 @@ class CapturedExecutor(Executor):
         lanes = [lane for lane in schedule.lanes if lane not in (HOST, COMPUTE)]
         if any(a.lane == HOST for a in schedule.actions) or any(lane.startswith("release") for lane in lanes):
             raise ArgumentError(
-                f"memory mode {schedule.plan.mode} needs the host in every iteration; a CUDA graph holds base, keep and "
-                "the planners' modes"
+                f"memory mode {schedule.plan.mode} needs the host in every iteration; a CUDA graph holds base, keep "
+                "and the planners' modes"
             )
         super().__init__(device, schedule, arena, pinned)
         self._plain = list(self.steps)
