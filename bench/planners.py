@@ -123,6 +123,7 @@ def summary(sweeps: dict[str, Sweep]) -> list[dict[str, Any]]:
     rows = []
     for name, found in sweeps.items():
         ratios = [p.ms / bound for p, bound in zip(found.points["best"], found.bound_ms, strict=True) if p.ms]
+        shown = _drawn(found)
         others = [
             [p.ms for policy, points in found.points.items() if policy != "best" and (p := points[i]).ms]
             for i in range(len(found.budgets))
@@ -132,8 +133,8 @@ def summary(sweeps: dict[str, Sweep]) -> list[dict[str, Any]]:
             {
                 "case": name, "budgets": len(found.budgets), "within": sum(r <= NEAR for r in ratios),
                 "not_within_at": [b for b, r in zip(found.budgets, ratios, strict=True) if r > NEAR],
-                "worst_ratio": max(ratios), "mean_ratio": _means(found),
-                "fits": {policy: sum(p.ms is not None for p in points) for policy, points in found.points.items()},
+                "worst_ratio": max(ratios), "mean_ratio": _means(shown),
+                "fits": {policy: sum(p.ms is not None for p in points) for policy, points in shown.points.items()},
                 "next_best_over_best": {"mean": _mean(gains), "most": max(gains)},
                 "longest_plan_s": {policy: max(p.plan_s for p in points) for policy, points in found.points.items()},
             }
