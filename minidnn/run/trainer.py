@@ -141,7 +141,7 @@ class Trainer:
             return [Purpose(train=True), Purpose(train=False)]
         return [
             Purpose(train=True, accumulate=True), Purpose(train=True, update=False),
-            Purpose(train=True, accumulate=True, update=False), Purpose(train=False),
+            Purpose(train=True, accumulate=True, update=False), Purpose(train=True), Purpose(train=False),
         ]  # fmt: skip
 
     def _open(self) -> None:
