@@ -105,6 +105,10 @@ def test_every_command_is_listed() -> None:
     assert re.findall(r"^\| `minidnn (\w+)", README, re.MULTILINE) == list(COMMANDS)
 
 
+def test_every_page_is_reached_from_readme() -> None:
+    assert [name for name in PAGES if name != "README.md" and f"]({name})" not in README] == []
+
+
 # -- generated parts ---------------------------------------------------------------------------------------------------
 
 
