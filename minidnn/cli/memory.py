@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             if getattr(args, name) is not None:
                 raise ArgumentError(f"--{name.replace('_', '-')} goes with a MODEL; a --trace has --fit alone")
         return _foreign(args, console)
-    graph = training_graph(args)
+    graph = training_graph(args, args.mode)
     profile = profile_for(args, graph)
     check_rule(args.mode, profile)
     fit = "best-fit" if args.fit is None else args.fit

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     parse_mode(args.policy)
     if args.placement != "planned":
         raise ArgumentError(f"--placement is {args.placement!r}; a plan says where everything lies: leave it out")
-    graph = training_graph(args)
+    graph = training_graph(args, args.policy)
     profile = with_times(graph, profile_for(args, graph))
     if args.budget is None and args.gpu is not None:
         from minidnn.profile.gpus import named_gpu

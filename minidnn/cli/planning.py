@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator, Sequence
 from math import isnan
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from minidnn import nn, optim
 from minidnn.arguments import number, shown
 from minidnn.cli.options import count
 from minidnn.errors import ArgumentError
-from minidnn.graph.build import build
 from minidnn.graph.graph import Graph, Target
 from minidnn.models import create
 from minidnn.plan.registry import parse_mode
 from minidnn.profile.profile import Profile, op_key
+from minidnn.run.choose import Options
+from minidnn.run.program import Purpose, Recipe
 from minidnn.units import parse_number
 
 PROFILE_HELP = "times and workspaces that `minidnn profile` measured (JSON)"
@@ -74,14 +76,30 @@ def _read_densities(path: str, graph: Graph) -> dict[str, float]:
     return found
 
 
-def training_graph(args: argparse.Namespace, target: Target | None = None) -> Graph:
-    """One training iteration (SGD with momentum) of the network that the options name."""
+def training_graph(args: argparse.Namespace, mode: str = "keep") -> Graph:
+    """The iteration (SGD with momentum) that a trainer runs in a mode, of the network that the options name."""
+    (_, graph), *_ = training_graphs(args, [mode])
+    return graph
+
+
+def training_graphs(
+    args: argparse.Namespace, modes: Sequence[str], target: Target | None = None
+) -> Iterator[tuple[str, Graph]]:
+    """Each mode with the iteration that a trainer runs in it; the same graph where that is the same."""
     net = create(args.model, input_shape=args.input)
     if net.input_shape is None:
         raise ArgumentError(f"model {args.model} says no input shape; give --input CxHxW")
-    chosen = target or _measured_target(args) or Target(args.target or "paper", args.precision)
-    shape = (args.batch, *net.input_shape)
-    return build(net, nn.CrossEntropyLoss(), shape, chosen, optimizer=optim.SGD(0.01, momentum=0.9))
+    target = target or _measured_target(args) or Target(args.target or "paper", args.precision)
+    made: dict[tuple[bool, bool], Graph] = {}
+    for mode in modes:
+        recipe = Recipe(
+            net, nn.CrossEntropyLoss(), optim.SGD(0.01, momentum=0.9), target, parse_mode(mode), Options(),
+            net.input_shape,
+        )  # fmt: skip
+        kind = recipe.at_end, recipe.own_input
+        if kind not in made:
+            made[kind] = recipe.graph(Purpose(train=True), args.batch)
+        yield mode, made[kind]
 
 
 def _measured_target(args: argparse.Namespace) -> Target | None:

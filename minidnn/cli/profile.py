@@ -7,14 +7,12 @@ import datetime
 from dataclasses import replace
 from typing import Any
 
-from minidnn import nn, optim
 from minidnn.cli.options import PRECISION_HELP, Console, add_model, count, output, writing
+from minidnn.cli.planning import training_graphs
 from minidnn.device.base import Device
 from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError, OutOfDeviceMemory
-from minidnn.graph.build import build
 from minidnn.graph.graph import Graph, Target
-from minidnn.models import create
 from minidnn.profile.profile import Profile, op_key
 from minidnn.units import format_size
 
@@ -55,16 +53,9 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def _graphs(args: argparse.Namespace, device: Device) -> list[Graph]:
-    """The training iteration with both kinds of update: inside backward, and one for all weights at the end."""
-    net = create(args.model, input_shape=args.input)
-    if net.input_shape is None:
-        raise ArgumentError(f"model {args.model} says no input shape; give --input CxHxW")
+    """The training iteration as `base` has it, and as the other modes do."""
     target = Target(device.target, args.precision, device.layout(device.target, args.precision))
-    shape = (args.batch, *net.input_shape)
-    return [
-        build(net, nn.CrossEntropyLoss(), shape, target, optimizer=optim.SGD(0.01, momentum=0.9), update=update)
-        for update in ("per-layer", "at-end")
-    ]
+    return [graph for _, graph in training_graphs(args, ("keep", "base"), target)]
 
 
 def _summary(args: argparse.Namespace, profile: Profile, graph: Graph) -> dict[str, Any]:

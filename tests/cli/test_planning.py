@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from minidnn import Trainer, models, nn, optim
 from tests.cli import json_of, minidnn, refuse, succeed
 
 MEMORY_KEYS = {
@@ -42,6 +43,18 @@ def test_memory_order_and_fit_change_the_searched_pool_alone() -> None:
                     "--fit", "high-end")  # fmt: skip
     assert other["pool_bytes"] != first["pool_bytes"]
     assert other["placed_bytes"] == first["placed_bytes"]
+
+
+@pytest.mark.parametrize("target", ["paper", "native"])
+@pytest.mark.parametrize("mode", ["base(m)", "keep(m)", "vdnn:conv(m)", "vdnn++:all(m)"])
+def test_memory_and_simulate_say_what_a_trainer_takes(mode: str, target: str) -> None:
+    case = ("smallvgg", "--batch", "8", "--target", target)
+    net, optimizer = models.create("smallvgg"), optim.SGD(0.01, momentum=0.9)
+    with Trainer(net, nn.CrossEntropyLoss(), optimizer, 8, device="host", target=target, memory=mode) as trainer:
+        taken = trainer.schedule.peak_bytes
+    assert json_of("memory", *case, "--mode", mode)["peak_bytes"] == taken
+    simulated = json_of("simulate", *case, "--gpu", "v100", "--modes", f"keep(m),{mode}")
+    assert by_mode(simulated)[mode]["peak_bytes"] == taken
 
 
 def test_memory_native_target_needs_less_than_the_papers() -> None:
