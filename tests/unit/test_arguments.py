@@ -310,3 +310,32 @@ class Forward(nn.Sigmoid):
 def test_layers_of_a_user_that_write_no_graph_are_named(layer: nn.Layer, says: str) -> None:
     net = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 2))
     assert refused(lambda: build(net, nn.CrossEntropyLoss(), (2, 4), optimizer=optim.SGD(0.1))) == says
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: nn.Conv2d(4, 6, 3, groups=4), "groups is 4; it must divide in_channels 4 and out_channels 6"),
+        (lambda: nn.Conv2d(1, 1, 3, padding="full"), "padding is 'full'; it must be an int, a pair, 'same' or 'valid'"),
+        (lambda: nn.Conv2d(1, 1, 3, 2, "same"), "padding is 'same' with stride (2, 2); 'same' needs stride 1"),
+        (lambda: nn.MaxPool2d(2, padding=2), "padding is 2; it must be at most half of kernel_size (2, 2)"),
+        (lambda: nn.BatchNorm2d(3).infer((1, 2, 4, 4)), "input has shape [1, 2, 4, 4]; expected 3 channels, got 2"),
+        (lambda: nn.BatchNorm2d(3).infer((1, 3)), "input has shape [1, 3]; expected 4 dimensions (N, C, H, W)"),
+        (lambda: nn.Sequential().append(None), "layer is None; append takes a layer"),  # type: ignore[arg-type]
+        (lambda: nn.Sequential({"1": nn.ReLU()}).append(nn.ReLU()), "child '1' exists already; append to a Sequential"),
+        (lambda: nn.Sequential({"a.b": nn.ReLU()}), "child name is 'a.b'; it must be a non-empty string without '.'"),
+        (lambda: nn.Sequential(nn.ReLU()).summary(), "input_shape is None; give the (C, H, W) of one image"),
+        (lambda: optim.SGD(0.1, nesterov=True), "nesterov is True with momentum 0.0 and dampening 0.0; it needs"),
+    ],
+)  # fmt: skip
+def test_what_a_layer_cannot_be_or_take_is_said_by_name(call: Callable[[], object], says: str) -> None:
+    assert refused(call).startswith(says)
+
+
+def test_a_valid_convolution_has_no_padding_and_a_child_is_an_attribute() -> None:
+    assert nn.Conv2d(1, 1, 3, padding="valid").infer((1, 1, 5, 5)) == (1, 1, 3, 3)
+    net = nn.Sequential({"first": nn.ReLU()})
+    assert net.first is net["first"]
+    assert list(net) == [net.first]
+    with pytest.raises(AttributeError, match="Sequential has no attribute or child 'second'"):
+        _ = net.second
