@@ -17,6 +17,7 @@ from minidnn.device.base import Device
 from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError
 from minidnn.models import create
+from minidnn.nn.sequential import infer_at
 from minidnn.run.bound import iteration_bound
 from minidnn.run.compare import Experiment, GradientMismatch, measure, mismatches
 
@@ -51,6 +52,8 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         network, nn.CrossEntropyLoss(), optim.SGD(0.01, momentum=0.9), Batches(data, args.batch, args.steps),
         args.precision, args.target, args.seed,
     )  # fmt: skip
+    output = network().infer((args.batch, *data.input_shape))
+    infer_at("loss", experiment.loss, output)  # refused now: nothing has been printed
     opener = _opener(args)
     with opener() as device:
         name, profile_source = device.name, device.kind

@@ -120,6 +120,12 @@ def test_a_run_that_is_refused_has_printed_nothing(arguments: list[str]) -> None
     assert refuse(*arguments)  # which says that stdout is empty
 
 
+def test_a_comparison_that_is_refused_has_printed_nothing(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODEL.replace("nn.Flatten(), nn.Linear(64, 10)", "nn.Conv2d(1, 2, 3)"))
+    said = refuse("compare", f"{tmp_path}/net.py:net", "--device", "host", "--batch", "4")
+    assert said.startswith("layer loss (CrossEntropyLoss): logits have shape [4, 2, 6, 6]; expected [N, classes]")
+
+
 COMPARE = ("compare", "smallvgg", "--batch", "4", "--device", "host", "--steps", "1", "--modes", "base(m)")
 SIMULATE = ("simulate", "smallvgg", "--batch", "4", "--gpu", "k40", "--modes", "base(m)")
 MEMORY = ("memory", "smallvgg", "--batch", "4")
