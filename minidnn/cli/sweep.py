@@ -29,6 +29,9 @@ from minidnn.units import format_ms, format_size
 EXAMPLE = "minidnn sweep vgg16 --batch 64 --gpu v100 --plot ratio.png --throughput rate.png"
 POLICIES = ("best", "dynprog", "greedy", "vdnn-threshold", "autoswap", "tflms", "vdnn++:dyn")
 
+MOST_BUDGETS = 1000
+"""More than a plot can show, and minutes of planning."""
+
 LEGEND = (
     "ms of an iteration by policy and memory; -: does not fit; a plan for less memory stays a candidate for more\n"
     "bound: no schedule is faster, whatever it offloads; paper's: Proposition 3 of Beaumont et al.; rematerialized: "
@@ -62,6 +65,8 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         raise ArgumentError(f"--policies is {args.policies!r}; name at least one, such as best,greedy")
     for policy in policies:
         parse_mode(policy)
+    if args.budgets > MOST_BUDGETS:
+        raise ArgumentError(f"--budgets is {args.budgets}; it must be at most {MOST_BUDGETS}")
     graph = training_graph(args)
     profile = with_times(graph, profile_for(args, graph))
     title = f"{args.model}, batch {args.batch}, {args.precision}, {profile.source}"

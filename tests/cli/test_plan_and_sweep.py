@@ -78,6 +78,7 @@ def test_planners_are_modes_of_simulate_and_compare() -> None:
         ((*PLAN, "--policy", "clever"), ("'clever'", "best")),
         ((*PLAN, "--placement", "live"), ("--placement", "live")),
         (("sweep", "vgg11", "--gpu", "v100", "--policies", ","), ("--policies", "best,greedy")),
+        (("sweep", "vgg11", "--gpu", "v100", "--budgets", "1001"), ("--budgets", "1001", "at most 1000")),
         (("sweep", "vgg11", "--gpu", "v100", "--bandwidths", "1,fast", "--throughput", "x.png"), ("'fast'", "above 0")),
     ],
 )
