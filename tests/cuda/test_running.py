@@ -19,6 +19,7 @@ from minidnn.errors import BudgetError, OutOfPinnedMemory
 from minidnn.plan.registry import PLANNERS
 from minidnn.run.choose import Options
 from minidnn.run.compare import Experiment, measure
+from minidnn.schedule.actions import Record
 from tests.cuda.running import running_card
 
 LATE = 0.002
@@ -82,10 +83,14 @@ def test_many_late_steps_leave_memory_and_threads_as_they_were() -> None:
         ) as trainer:
             (x, y), = batches(1)
             trainer.step(x, y)
-            before = device.memory_info(), len(runtime.handles), threading.active_count()
+            before, handles = (device.memory_info(), threading.active_count()), len(runtime.handles)
             for _ in range(100):
                 trainer.step(x, y)
-            assert (device.memory_info(), len(runtime.handles), threading.active_count()) == before
+            assert (device.memory_info(), threading.active_count()) == before
+            # How many events are in use at once is a matter of timing; never more than two iterations record.
+            records = sum(isinstance(action, Record) for action in trainer.schedule.actions)
+            assert records < 50
+            assert len(runtime.handles) <= handles + records
         assert device.memory_info().used == device.memory_info().pinned == 0
 
 
