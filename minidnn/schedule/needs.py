@@ -85,7 +85,9 @@ class Needs:
 
     @cached_property
     def _exits(self) -> Mapping[str, int]:
-        return {n: self.graph.last_forward_use(n) for n in self.plan.offload if self.graph.first_backward_use(n) >= 0}
+        # What has a place for good never leaves, as the input whose next one comes early in another plan of this arena.
+        leave = (n for n in self.plan.offload if n not in self.persistent and self.graph.first_backward_use(n) >= 0)
+        return {n: self.graph.last_forward_use(n) for n in leave}
 
     @cached_property
     def _last_forward_write(self) -> Mapping[str, int]:

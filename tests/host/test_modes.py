@@ -78,6 +78,16 @@ def test_the_full_product_trains_as_base(memory: str, order: str) -> None:
         agrees(Case(memory, order, fit, interleaving, seed=seed, **rest))
 
 
+def test_a_planner_lets_the_input_go_in_one_program_and_keeps_it_in_another() -> None:
+    """The first program fixes that the next batch comes early; a later one has a plan that would free the input."""
+    agrees(
+        Case(
+            "best", "prefetch-first", "high-end-offloaded", "threads", target="native", placement="planned",
+            budget="half as much again", update="micro", precision="fp32", seed=0,
+        )
+    )  # fmt: skip
+
+
 def test_the_sample_holds_every_pair_of_values() -> None:
     for a, b in itertools.combinations(DIMENSIONS, 2):
         found = {(getattr(case, a), getattr(case, b)) for case in SAMPLE}
