@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from minidnn.cli.options import Console, add_model, add_planning, drawing, writing
-from minidnn.cli.planning import add_source, profile_for, training_graph
+from minidnn.cli.planning import add_source, card_memory, profile_for, training_graph
 from minidnn.errors import ArgumentError
 from minidnn.plan.registry import PLANNERS, parse_mode
 from minidnn.profile.nominal import with_times
@@ -49,10 +49,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         raise ArgumentError(f"--placement is {args.placement!r}; a plan says where everything lies: leave it out")
     graph = training_graph(args, args.policy)
     profile = with_times(graph, profile_for(args, graph))
-    if args.budget is None and args.gpu is not None:
-        from minidnn.profile.gpus import named_gpu
-
-        args.budget = named_gpu(args.gpu).memory_bytes
+    args.budget = card_memory(args)
     options = Options(args.order, args.fit, budget=args.budget, compress=args.compress)
     schedule = choose(graph, args.policy, profile, options, score=lambda s: simulate(s, profile).iteration_ms)
     found = simulate(schedule, profile)

@@ -127,6 +127,16 @@ def profile_for(args: argparse.Namespace, graph: Graph) -> Profile:
     return Profile(NO_PROFILE)
 
 
+def card_memory(args: argparse.Namespace) -> int | None:
+    """The budget that is meant: `--budget`, or all that the card of `--gpu` has."""
+    if args.budget is not None or args.gpu is None:
+        budget: int | None = args.budget
+        return budget
+    from minidnn.profile.gpus import named_gpu
+
+    return named_gpu(args.gpu).memory_bytes
+
+
 def _read_profile(args: argparse.Namespace, graph: Graph) -> Profile:
     """The profile of `--profile`. Raises ArgumentError where it is another network's: what a profile does not know
     would count as free of workspace."""

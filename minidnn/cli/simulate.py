@@ -7,7 +7,7 @@ from typing import Any
 
 from minidnn.cli.comparing import add_outputs, check_schedules, modes_of, options_of, rows, say_table, write_files
 from minidnn.cli.options import Console, add_model, add_planning
-from minidnn.cli.planning import add_density, add_source, densities, profile_for, training_graphs
+from minidnn.cli.planning import add_density, add_source, card_memory, densities, profile_for, training_graphs
 from minidnn.errors import ArgumentError
 from minidnn.profile.profile import Profile
 from minidnn.run.bound import Bound, iteration_bound
@@ -32,10 +32,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.profile is None and args.gpu is None:
         raise ArgumentError("simulate needs times: give --gpu NAME (such as gtx1080ti or h100) or --profile FILE")
     modes = modes_of(args)
-    if args.budget is None and args.gpu is not None:
-        from minidnn.profile.gpus import named_gpu
-
-        args.budget = named_gpu(args.gpu).memory_bytes
+    args.budget = card_memory(args)
     results: list[ModeResult] = []
     cases: dict[int, tuple[Profile, Options, Bound]] = {}
     for mode, graph in training_graphs(args, modes):

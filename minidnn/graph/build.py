@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from minidnn.arguments import choice, failure, shown
-from minidnn.errors import ArgumentError, MiniDnnError, ShapeError
+from minidnn.arguments import choice, shown
+from minidnn.errors import ArgumentError
 from minidnn.graph.emit import Scope, Writer, scalars_tensor
 from minidnn.graph.graph import Graph, LayerInfo, Target
 from minidnn.graph.tensor import Role, Tensor
 from minidnn.nn.activation import ReLU
+from minidnn.nn.layer import calling
 from minidnn.nn.sequential import infer_at
 
 if TYPE_CHECKING:
@@ -98,17 +99,8 @@ def _forward(
 
 def _forward_at(layer: Layer, scope: Scope) -> Tensor:
     """`layer.forward`, with the layer's path in front of what it says."""
-    name = f"layer {scope.path} ({type(layer).__name__})"
-    try:
+    with calling(layer, scope.path, "forward") as name:
         y: object = layer.forward(scope)
-    except ShapeError as error:
-        raise ShapeError(f"{name}: {error}") from None
-    except NotImplementedError:
-        raise ArgumentError(f"{name} does not define forward; a layer must") from None
-    except MiniDnnError:
-        raise
-    except Exception as error:  # of a layer that a user wrote
-        raise ArgumentError(f"{name}: forward failed with {failure(error)}; mend the layer") from error
     if not isinstance(y, Tensor):
         raise ArgumentError(f"{name}: forward returned {shown(y)}; it must return its output, a Tensor")
     return y
@@ -116,15 +108,8 @@ def _forward_at(layer: Layer, scope: Scope) -> Tensor:
 
 def _backward_at(layer: Layer, scope: Scope, dy: Tensor) -> Tensor | None:
     """`layer.backward`, of a layer that has one."""
-    name = f"layer {scope.path} ({type(layer).__name__})"
-    try:
+    with calling(layer, scope.path, "backward", "a layer that is trained"):
         return layer.backward(scope, dy)
-    except NotImplementedError:
-        raise ArgumentError(f"{name} does not define backward; a layer that is trained must") from None
-    except MiniDnnError:
-        raise
-    except Exception as error:  # as above
-        raise ArgumentError(f"{name}: backward failed with {failure(error)}; mend the layer") from error
 
 
 def _input(writer: Writer, shape: tuple[int, ...], own: bool) -> Tensor:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from minidnn.arguments import is_count, shown
-from minidnn.errors import ArgumentError, ShapeError
+from minidnn.arguments import failure, is_count, shown
+from minidnn.errors import ArgumentError, MiniDnnError, ShapeError
 from minidnn.graph.tensor import Role
 
 if TYPE_CHECKING:
@@ -133,3 +134,20 @@ def expect_rank(shape: tuple[int, ...], rank: int, meaning: str) -> None:
     """Refuse a shape of another rank."""
     if len(shape) != rank:
         raise ShapeError(f"input has shape {list(shape)}; expected {rank} dimensions ({meaning})")
+
+
+@contextmanager
+def calling(layer: Layer, path: str, method: str, who: str = "a layer") -> Iterator[str]:
+    """While `method` of the layer at `path` runs, which a user may have written: what goes wrong names the layer. `who`
+    must have that method. Gives the layer's name for sentences."""
+    name = f"layer {path} ({type(layer).__name__})"
+    try:
+        yield name
+    except ShapeError as error:
+        raise ShapeError(f"{name}: {error}") from None
+    except NotImplementedError:
+        raise ArgumentError(f"{name} does not define {method}; {who} must") from None
+    except MiniDnnError:
+        raise
+    except Exception as error:
+        raise ArgumentError(f"{name}: {method} failed with {failure(error)}; mend the layer") from error

@@ -10,9 +10,9 @@ from typing import Any, Protocol, overload
 import numpy as np
 
 from minidnn.arguments import count, failure, sample_shape, seed_of, shown
-from minidnn.errors import ArgumentError, CheckpointError, MiniDnnError, ShapeError
+from minidnn.errors import ArgumentError, CheckpointError, ShapeError
 from minidnn.graph.tensor import Role
-from minidnn.nn.layer import Layer, Parameter
+from minidnn.nn.layer import Layer, Parameter, calling
 
 
 class WeightOwner(Protocol):
@@ -207,17 +207,8 @@ class Sequential(Layer):
 
 def infer_at(path: str, layer: Layer, shape: tuple[int, ...]) -> tuple[int, ...]:
     """`layer.infer`, with the layer's path in front of what it says."""
-    name = f"layer {path} ({type(layer).__name__})"
-    try:
+    with calling(layer, path, "infer") as name:
         found = layer.infer(shape)
-    except ShapeError as error:
-        raise ShapeError(f"{name}: {error}") from None
-    except NotImplementedError:
-        raise ArgumentError(f"{name} does not define infer; a layer must") from None
-    except MiniDnnError:
-        raise
-    except Exception as error:  # of a layer that a user wrote
-        raise ArgumentError(f"{name}: infer failed with {failure(error)}; mend the layer") from error
     if not isinstance(found, tuple) or not all(isinstance(n, Integral) for n in found):
         raise ShapeError(f"{name}: infer returned {shown(found)}; it must be a tuple of ints")
     return found
