@@ -24,7 +24,7 @@ from bench.environment import describe
 from bench.kernels import array, gap, milliseconds, poisoned
 from minidnn.ops import cudnn_ops
 from minidnn.ops.context import Context
-from minidnn.ops.cudnn_ops import Plans
+from minidnn.ops.cudnn_plans import Plans
 from minidnn.ops.kernels import Kernels
 from minidnn.ops.plans import PlanStore, Problem
 

@@ -30,7 +30,7 @@ from minidnn.ops.array import Array
 from minidnn.ops.blas import Blas
 from minidnn.ops.context import Context
 from minidnn.ops.cuda_ops import CONVOLUTIONS, OPS
-from minidnn.ops.cudnn_ops import Plans
+from minidnn.ops.cudnn_plans import Plans
 from minidnn.ops.kernels import Kernels, digest
 from minidnn.ops.plans import PlanStore
 from minidnn.profile.profile import Profile

@@ -18,6 +18,7 @@ from minidnn.graph.op import Op
 from minidnn.ops.array import Array
 from minidnn.ops.cuda_ops import CONVOLUTIONS, OPS
 from minidnn.ops.cudnn_ops import problem
+from minidnn.ops.cudnn_plans import HOPELESS, LARGE
 from minidnn.ops.plans import Problem
 from minidnn.profile.profile import Algorithm, Profile, op_key
 from minidnn.progress import bar
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 SPARE = 256 * MiB
 """What measuring leaves free, for what the libraries take themselves."""
-HOPELESS = 1.5
-"""A plan whose first run takes so many times the best plan's time is not run again."""
+NOISE = 1.02
+"""Measuring does not tell plans apart that take so many times as long as the fastest, or less."""
 
 
 def card_profile(device: CudaDevice, graph: Graph) -> Profile:
@@ -62,19 +63,27 @@ def _convolution(device: CudaDevice, graph: Graph, op: Op) -> tuple[Algorithm, .
     p = problem(op.function, graph.target.precision, arrays, **dict(op.attributes))
     found = device.plans(device.stream("compute")).algorithms(p)
     if not device.in_use:
-        found = _measured(device, op, p, arrays, found)
-    return tuple(a for a in found if a.ms is not None) or found
+        found = _measured(device, op, p, arrays)
+    return _worth_their_workspace(tuple(a for a in found if a.ms is not None)) or found
+
+
+def _worth_their_workspace(found: tuple[Algorithm, ...]) -> tuple[Algorithm, ...]:
+    """Without those whose workspace is LARGE and buys nothing: one that needs less is as fast as the fastest."""
+    fastest = [a for a in found if a.ms is not None and found[0].ms is not None and a.ms <= NOISE * found[0].ms]
+    least = min((a.workspace for a in fastest), default=0)
+    return tuple(a for a in found if a not in fastest or a.workspace < least + LARGE)
 
 
 def _measured(
-    device: CudaDevice, op: Op, p: Problem, arrays: Mapping[str, Array], found: tuple[Algorithm, ...]
+    device: CudaDevice, op: Op, p: Problem, arrays: Mapping[str, Array]
 ) -> tuple[Algorithm, ...]:
     """The plans with their times, on disk at once: measuring them all can take a minute, and may be interrupted."""
     plans = device.plans(device.stream("compute"))
-    times = _measure(device, op, p, arrays, found)
-    if times:
-        plans.record(p, times)
-        plans.store.save()
+    for look in (plans.algorithms, plans.in_parts):  # which are worth running in parts is known when others have times
+        times = _measure(device, op, p, arrays, look(p))
+        if times:
+            plans.record(p, times)
+            plans.store.save()
     return plans.algorithms(p)
 
 

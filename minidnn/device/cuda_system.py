@@ -12,7 +12,7 @@ import numpy as np
 from minidnn.device.base import Region
 from minidnn.errors import DeviceError, OutOfDeviceMemory, OutOfPinnedMemory
 from minidnn.memory.pinned import check_host_limits
-from minidnn.ops.cudnn_ops import load_cudnn
+from minidnn.ops.cudnn_plans import load_cudnn
 from minidnn.units import MiB, format_size, round_up
 
 TOUCH_THREADS = 8

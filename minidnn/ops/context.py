@@ -12,7 +12,7 @@ from minidnn.units import format_size
 
 if TYPE_CHECKING:
     from minidnn.ops.blas import Blas
-    from minidnn.ops.cudnn_ops import Plans
+    from minidnn.ops.cudnn_plans import Plans
 
 
 @dataclass(frozen=True)

@@ -1,296 +1,21 @@
-"""Convolutions on CUDA, through cuDNN: the plans that there are for a problem, and binding one of them.
+"""Convolutions on CUDA: cuDNN's plan, and what of ours goes before and after it.
 
-This is the only file that knows the cuDNN frontend. A plan is one engine of cuDNN, with or without the epilogue (bias
-and ReLU, or the ReLU's backward) fused; where it is not, one of our kernels follows. A plan's name is the algorithm's
-name in profiles and schedules.
+A plan's name is the algorithm's name in profiles and schedules, and says what is to be done: the epilogue is fused, or
+one of our kernels follows; dW is left rounded, and cast; X and W are padded with zeros first; the batch is split into
+parts.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from minidnn.errors import DeviceError, ShapeError
 from minidnn.ops import map_ops
 from minidnn.ops.array import Array
 from minidnn.ops.context import Context
-from minidnn.ops.kernels import Launcher, load_library, sequence
-from minidnn.ops.plans import FUSED, PADDED, ROUNDED, Padding, Pair, PlanStore, Problem, variant_of
-from minidnn.profile.profile import Algorithm
-from minidnn.units import round_up
-
-SLOW_BUILD = 0.05
-"""Seconds from which on building a plan counts as slow: it was compiled at run time and is worth keeping."""
-BUILD_SECONDS = 2.0
-"""Time for slow builds per graph."""
-COMPILED = 2
-"""Plans per graph that are compiled at run time, at most."""
-COMPILE_FLOPS = 10**10
-"""What a convolution must have to do before any are: they take seconds to build and save a tenth of its time."""
-TRIED = 10
-"""Plans per graph that are measured: heuristics list the best ones first."""
-FEW = 3
-"""So many plans of the heuristics are enough. Behind them cuDNN lists engines that do anything, some of them a thousand
-times slower than the best: they are looked at only where the others are fewer."""
-MODES = (HEURISTICS, FALLBACK) = ("A", "FALLBACK")
-"""Where cuDNN's lists of plans come from."""
-EPILOGUE = ("b", "mask")
-"""Operands of what follows a convolution."""
-
-
-@dataclass(frozen=True)
-class Built:
-    """A plan ready to run: the frontend's graph, the plan's index in it (-1: the graph holds this plan alone)."""
-
-    algorithm: Algorithm
-    graph: Any
-    index: int
-    build_seconds: float
-    compiled: bool = False
-
-
-def load_cudnn() -> Any:
-    """The frontend's module. CUDA's libraries are loaded first: cuDNN's run-time compiled engines need them."""
-    for library in ("cudart", "nvrtc", "cublasLt", "cublas"):
-        load_library(library)
-    import cudnn
-
-    return cudnn
-
-
-class Plans:
-    """cuDNN plans on one stream."""
-
-    def __init__(
-        self, stream: int, store: PlanStore, deterministic: bool = False, build_seconds: float = BUILD_SECONDS,
-        tried: int = TRIED,
-    ) -> None:  # fmt: skip
-        cudnn = load_cudnn()
-
-        self._cudnn = cudnn
-        self.store = store
-        self.deterministic = deterministic
-        self.build_seconds, self.tried = build_seconds, tried
-        self._handle = cudnn.create_handle()
-        cudnn.set_stream(handle=self._handle, stream=stream)
-        self._types = {"float32": cudnn.data_type.FLOAT, "bfloat16": cudnn.data_type.BFLOAT16}
-        self._built: dict[tuple[str, str], Built] = {}
-        self._refusal = "no engine is offered"
-
-    def close(self) -> None:
-        """Give the handle back."""
-        if self._handle is not None:
-            self._built.clear()
-            self._cudnn.destroy_handle(self._handle)
-            self._handle = None
-
-    # -- what there is -------------------------------------------------------------------------------------------------
-
-    def algorithms(self, problem: Problem) -> tuple[Algorithm, ...]:
-        """The plans for a problem, fastest first where they were measured, else in the order of cuDNN's heuristics."""
-        known = self.store.algorithms(problem.key)
-        if not known:
-            known = self.explore(problem)
-        if self.deterministic:
-            known = tuple(a for a in known if a.deterministic)
-        if not known:
-            version = self._cudnn.backend_version_string()
-            raise DeviceError(
-                f"cuDNN {version} has no plan for {problem.key} ({self._refusal}); "
-                "use another precision or a newer cuDNN"
-            )
-        return known
-
-    def explore(self, problem: Problem, compiled: int | None = None) -> tuple[Algorithm, ...]:
-        """Build the promising plans. Of those that are compiled at run time, which takes seconds, the first `compiled`
-        of each fused graph, and only within `build_seconds`. Times that are known are kept."""
-        if compiled is None:
-            compiled = COMPILED if problem.flops >= COMPILE_FLOPS else 0
-        known = {a.name: a.ms for a in self.store.algorithms(problem.key)}
-        found: dict[str, Built] = {}
-        for variant in problem.variants:
-            if variant == "" and any(variant_of(name) == ROUNDED for name in found):
-                break  # engines that write dW in float32 from bf16 can take seconds for one launch
-            for deterministic in (True, False):  # the store keeps both kinds, whoever asks
-                plans = list(self._graph_plans(problem, variant, deterministic, (HEURISTICS,), compiled))
-                if len(plans) + len(found) < FEW:
-                    plans = list(self._graph_plans(problem, variant, deterministic, MODES, compiled))
-                for i, built in enumerate(plans):
-                    if i < self.tried or built.compiled:
-                        found.setdefault(built.algorithm.name, built)
-            # Where the epilogue is fused at no cost, the same convolution without it need not be compiled too.
-            compiled = 0 if found else compiled
-        if not found and compiled == 0:
-            return self.explore(problem, COMPILED)
-        blobs: dict[str, bytes] = {}
-        for name, built in found.items():
-            self._built.setdefault((problem.key, name), built)
-            if built.build_seconds >= SLOW_BUILD:
-                with suppress(Exception):  # not every engine can be written down; it is built again then
-                    blobs[name] = bytes(built.graph.serialize())
-        algorithms = [built.algorithm for built in found.values()]
-        wide = problem.padded()
-        if wide is not None:
-            more = problem.padded_bytes
-            algorithms += [replace(a, name=PADDED + a.name, workspace=more + a.workspace) for a in self.explore(wide)]
-        self.store.put(problem.key, tuple(replace(a, ms=known.get(a.name)) for a in algorithms), blobs)
-        return self.store.algorithms(problem.key)
-
-    def record(self, problem: Problem, times: Mapping[str, float | None]) -> None:
-        """Keep measured times (ms by plan name; None: the plan does not run, and is forgotten)."""
-        key = problem.key
-        known = [a for a in self.store.algorithms(key) if times.get(a.name, 0.0) is not None]
-        blobs = {a.name: blob for a in known if (blob := self.store.blob(key, a.name))}
-        self.store.put(key, tuple(replace(a, ms=times.get(a.name, a.ms)) for a in known), blobs)
-
-    def _graph_plans(
-        self, problem: Problem, variant: str, deterministic: bool, modes: tuple[str, ...] = MODES, compiled: int = 0,
-        only: str | None = None,
-    ) -> Iterator[Built]:  # fmt: skip
-        """The plans of one graph as they get built; of a plan that is known by name, none but that. Those that are
-        deterministic and those that are not are disjoint by selection."""
-        try:
-            graph = self._graph(problem, variant, deterministic, modes)
-            count = graph.get_execution_plan_count()
-        except Exception as error:  # the frontend raises several types; all mean that this graph is not supported
-            self._refusal = str(error).partition("\n")[0]
-            return
-        slow = 0.0
-        for index in range(count):
-            name = variant + graph.get_plan_name_at_index(index)
-            compiles = self._compiles(graph, index)
-            wanted = name == only if only is not None else not compiles or (compiled > 0 and slow <= self.build_seconds)
-            if not wanted:
-                continue
-            begin = time.perf_counter()
-            try:
-                graph.build_plan_at_index(index)
-            except Exception as error:  # deselected, or not possible on this card: the next one may be
-                self._refusal = str(error).partition("\n")[0]
-                continue
-            seconds = time.perf_counter() - begin
-            compiled -= compiles
-            slow += seconds if seconds >= SLOW_BUILD else 0.0
-            workspace = int(graph.get_workspace_size_plan_at_index(index))
-            if variant == ROUNDED:
-                workspace = round_up(workspace, 256) + problem.rounded_bytes
-            yield Built(Algorithm(name, workspace, None, deterministic), graph, index, seconds, compiles)
-
-    def _compiles(self, graph: Any, index: int) -> bool:
-        """Whether building the plan compiles code (seconds)."""
-        try:
-            notes = graph.get_behavior_notes_for_plan_at_index(index)
-        except Exception:  # a plan that was deselected has none, and costs nothing to try
-            return False
-        return self._cudnn.behavior_note.RUNTIME_COMPILATION in notes
-
-    # -- graphs --------------------------------------------------------------------------------------------------------
-
-    def _graph(self, problem: Problem, variant: str, deterministic: bool, modes: tuple[str, ...]) -> Any:
-        cudnn, arrays, fused = self._cudnn, problem.arrays, variant == FUSED
-        float32 = cudnn.data_type.FLOAT
-        graph = cudnn.pygraph(
-            io_data_type=self._types[problem.operands[0][1].dtype], intermediate_data_type=float32,
-            compute_data_type=float32, handle=self._handle,
-        )  # fmt: skip
-        window = {
-            "pre_padding": [p[0] for p in problem.padding], "post_padding": [p[1] for p in problem.padding],
-            "stride": list(problem.stride), "dilation": list(problem.dilation),
-        }  # fmt: skip
-        tensors = {  # the graph makes its output itself, and must not know of what it does not use
-            name: self._tensor(graph, name, a, uid)
-            for uid, (name, a) in enumerate(problem.operands[:-1], 1)
-            if fused or name not in EPILOGUE
-        }
-        if problem.function == "conv2d_forward":
-            output = graph.conv_fprop(image=tensors["x"], weight=tensors["w"], **window)
-            if fused and "b" in arrays:
-                output = graph.bias(input=output, bias=tensors["b"])
-            if fused and problem.relu:
-                output = graph.relu(input=output)
-        elif problem.function == "conv2d_backward_data":
-            output = graph.conv_dgrad(loss=tensors["dy"], filter=tensors["w"], **window)
-            if fused:
-                output.set_dim(list(arrays["dx"].shape))
-                output.set_stride(list(arrays["dx"].strides))
-                output = graph.relu_backward(loss=output, input=tensors["mask"])
-        else:
-            output = graph.conv_wgrad(image=tensors["x"], loss=tensors["dy"], **window)
-        target = problem.operands[-1][1]
-        output.set_output(True).set_dim(list(target.shape)).set_stride(list(target.strides))
-        output.set_data_type(self._types["bfloat16" if variant == ROUNDED else target.dtype])
-        output.set_uid(len(problem.operands))
-        graph.validate()
-        graph.build_operation_graph()
-        graph.create_execution_plans([getattr(cudnn.heur_mode, mode) for mode in modes])
-        note = cudnn.numerical_note
-        if problem.precision == "fp32":  # the first plan for fp32 data would round its inputs to TF32
-            graph.deselect_numeric_notes([note.TENSOR_CORE, note.DOWN_CONVERT_INPUTS, note.REDUCED_PRECISION_REDUCTION])
-        if deterministic:
-            graph.deselect_numeric_notes([note.NONDETERMINISTIC])
-        else:
-            graph.select_numeric_notes([note.NONDETERMINISTIC])
-        return graph
-
-    def _tensor(self, graph: Any, name: str, array: Array, uid: int) -> Any:
-        shape, strides = array.shape, array.strides
-        if name == "b":
-            shape, strides = (1, *shape, 1, 1), (shape[0], 1, shape[0], shape[0])
-        return graph.tensor(
-            dim=list(shape), stride=list(strides), data_type=self._types[array.dtype], name=name, uid=uid
-        )
-
-    # -- running one ---------------------------------------------------------------------------------------------------
-
-    def bind(self, problem: Problem, algorithm: str, workspace: int) -> Launcher:
-        """The convolution alone (with its epilogue if the plan fuses it), on the problem's addresses."""
-        built = self._find(problem, algorithm)
-        unused = () if variant_of(algorithm) == FUSED else EPILOGUE
-        addresses = {uid: a.address for uid, (n, a) in enumerate(problem.operands, 1) if n not in unused}
-        if variant_of(algorithm) == ROUNDED:
-            addresses[len(problem.operands)] = self.rounded(problem, algorithm, workspace).address
-        if built.index < 0:
-            return partial(built.graph._execute, addresses, workspace, self._handle, None, None, None)
-        execute = built.graph._execute_plan_at_index
-        return partial(execute, addresses, workspace, built.index, self._handle, None, None, None)
-
-    def rounded(self, problem: Problem, algorithm: str, workspace: int) -> Array:
-        """Where in the workspace a ROUNDED plan leaves dW."""
-        place = workspace + self._find(problem, algorithm).algorithm.workspace - problem.rounded_bytes
-        return replace(problem.operands[-1][1], address=place, dtype="bfloat16")
-
-    def _find(self, problem: Problem, algorithm: str) -> Built:
-        key = (problem.key, algorithm)
-        if key not in self._built:
-            built = self._restore(problem, algorithm)
-            if built is None:
-                kinds = (deterministic for deterministic in (True, False))
-                variant = variant_of(algorithm)
-                found = (next(self._graph_plans(problem, variant, d, only=algorithm), None) for d in kinds)
-                built = next(filter(None, found), None)
-            if built is None:
-                raise DeviceError(f"cuDNN has no plan {algorithm!r} for {problem.key}; profile this card again")
-            self._built[key] = built
-        return self._built[key]
-
-    def _restore(self, problem: Problem, algorithm: str) -> Built | None:
-        blob = self.store.blob(problem.key, algorithm)
-        if blob is None:
-            return None
-        graph = self._cudnn.pygraph(handle=self._handle)
-        try:
-            graph.deserialize(self._handle, list(blob))
-        except Exception:  # written by another build of the library: build it anew
-            return None
-        known = next(a for a in self.store.algorithms(problem.key) if a.name == algorithm)
-        return Built(known, graph, -1, 0.0)
-
-
-# -- the ops -----------------------------------------------------------------------------------------------------------
+from minidnn.ops.kernels import Launcher, sequence
+from minidnn.ops.plans import FUSED, PADDED, ROUNDED, SPLIT, Padding, Pair, Problem, split_of, variant_of
 
 
 def problem(
@@ -315,7 +40,7 @@ def _bind(on: Context, p: Problem, algorithm: str, workspace: int) -> tuple[Laun
     """The convolution, and the name of its plan: what is still to do goes by that."""
     assert on.plans is not None
     if algorithm == "default":
-        algorithm = next(a.name for a in on.plans.algorithms(p) if not a.name.startswith(PADDED))
+        algorithm = next(a.name for a in on.plans.algorithms(p) if not a.name.startswith((PADDED, SPLIT)))
     return on.plans.bind(p, algorithm, workspace), algorithm
 
 
@@ -327,6 +52,26 @@ def _padded(p: Problem, workspace: int) -> dict[str, Any]:
     return dict(wide.arrays)
 
 
+def _in_parts(
+    on: Context, op: Callable[..., Launcher], p: Problem, algorithm: str, workspace: int, **more: Any
+) -> Launcher:
+    """The convolution over the parts of a batch, one after another in the same workspace; the parts of dW are added."""
+    split = split_of(algorithm)
+    assert split is not None
+    count, inner = split
+    if count not in p.part_counts:
+        raise DeviceError(f"a batch in {count} parts is not for {p.key}; profile this card again")
+    window: dict[str, Any] = {"stride": p.stride, "padding": p.padding, "dilation": p.dilation, "groups": p.groups}
+    total = p.arrays.get("dw")
+    launches: list[Launcher] = []
+    for i, part in enumerate(p.parts(count, workspace)):
+        arrays: dict[str, Any] = dict(part.arrays)
+        launches.append(op(on, **arrays, **window, **more, algorithm=inner, workspace=workspace + p.split_bytes))
+        if total is not None and i > 0:
+            launches.append(map_ops.accumulate(on, source=[arrays["dw"]], total=[total]))
+    return sequence(*launches)
+
+
 def conv2d_forward(
     on: Context, *, x: Array, w: Array, y: Array, b: Array | None = None, relu: bool = False, stride: Pair,
     padding: Padding, dilation: Pair, groups: int = 1, algorithm: str = "default", workspace: int = 0,
@@ -336,6 +81,8 @@ def conv2d_forward(
         "conv2d_forward", on.precision, {"x": x, "w": w, "b": b, "y": y},
         stride=stride, padding=padding, dilation=dilation, groups=groups, relu=relu,
     )  # fmt: skip
+    if algorithm.startswith(SPLIT):
+        return _in_parts(on, conv2d_forward, p, algorithm, workspace, relu=relu)
     if algorithm.startswith(PADDED):
         wide = _padded(p, workspace)
         return sequence(
@@ -362,6 +109,8 @@ def conv2d_backward_data(
         "conv2d_backward_data", on.precision, {"dy": dy, "w": w, "mask": mask, "dx": dx},
         stride=stride, padding=padding, dilation=dilation, groups=groups,
     )  # fmt: skip
+    if algorithm.startswith(SPLIT):
+        return _in_parts(on, conv2d_backward_data, p, algorithm, workspace)
     launch, name = _bind(on, p, algorithm, workspace)
     if variant_of(name) == FUSED or mask is None:
         return launch
@@ -377,6 +126,8 @@ def conv2d_backward_filter(
         "conv2d_backward_filter", on.precision, {"x": x, "dy": dy, "dw": dw},
         stride=stride, padding=padding, dilation=dilation, groups=groups,
     )  # fmt: skip
+    if algorithm.startswith(SPLIT):
+        return _in_parts(on, conv2d_backward_filter, p, algorithm, workspace)
     if algorithm.startswith(PADDED):
         wide = _padded(p, workspace)
         return sequence(

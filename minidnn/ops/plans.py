@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,6 +21,12 @@ FUSED, ROUNDED = "fused ", "rounded "
 """How the names of plans begin whose epilogue is fused, and of those that leave dW in bf16, for a cast to follow."""
 PADDED = "padded "
 """How the names of plans begin that are plans for more channels: X and W are filled up with zeros in the workspace."""
+SPLIT = "split "
+"""How the names of plans begin that run over a batch in parts, one after another: `split 4 eng1`."""
+BATCHED = ("x", "y", "dy", "dx", "mask")
+"""Operands whose first axis is the batch's."""
+SPLITS = (4, 16)
+"""Into at most so many parts a batch is split. cuDNN's Winograd and FFT engines want workspaces in proportion to it."""
 FORMAT = 2
 """Of the store: one that knows no padded plans is looked at as if there were none."""
 
@@ -28,6 +34,19 @@ FORMAT = 2
 def variant_of(name: str) -> str:
     """What the name of a plan that is not padded begins with: FUSED, ROUNDED, or nothing."""
     return next((variant for variant in (FUSED, ROUNDED) if name.startswith(variant)), "")
+
+
+def split_of(name: str) -> tuple[int, str] | None:
+    """The number of parts and the plan of each, of a plan that runs in parts."""
+    if not name.startswith(SPLIT):
+        return None
+    count, _, inner = name.removeprefix(SPLIT).partition(" ")
+    return int(count), inner
+
+
+def engine_of(name: str) -> str:
+    """The name of a plan without its engine's knobs, of which some go by the size of the batch."""
+    return name.partition("_")[0]
 
 
 @dataclass(frozen=True)
@@ -101,6 +120,38 @@ class Problem:
         return sum(round_up(b.nbytes, 256) for (_, a), (_, b) in pairs if a != b)
 
     @property
+    def part_counts(self) -> tuple[int, ...]:
+        """Into how many equal parts the batch may be split: those of all operands begin at 16 bytes, as plans want."""
+        batched = [array for name, array in self.operands if name in BATCHED]
+        counts = [
+            count for count in range(2, max(SPLITS) + 1)
+            if batched[0].shape[0] % count == 0 and all(a.nbytes // count % 16 == 0 for a in batched)
+        ]  # fmt: skip
+        largest = (max((count for count in counts if count <= most), default=1) for most in SPLITS)
+        return tuple(dict.fromkeys(count for count in largest if count > 1))
+
+    def parts(self, count: int, workspace: int = 0) -> tuple[Problem, ...]:
+        """The same convolution over each part of the batch. The first part's dW is this one's, that of every other is
+        at the front of the workspace, to be added."""
+
+        def part(name: str, array: Array, i: int) -> Array:
+            if name in BATCHED:
+                shape = (array.shape[0] // count, *array.shape[1:])
+                return replace(array, address=array.address + i * (array.nbytes // count), shape=shape)
+            return replace(array, address=workspace) if name == "dw" and i else array
+
+        return tuple(
+            replace(self, operands=tuple((name, part(name, array, i)) for name, array in self.operands))
+            for i in range(count)
+        )
+
+    @property
+    def split_bytes(self) -> int:
+        """What a SPLIT plan needs beside the workspace of a part's plan."""
+        dw = self.arrays.get("dw")
+        return round_up(dw.nbytes, 256) if dw is not None else 0
+
+    @property
     def flops(self) -> int:
         """Floating-point operations."""
         arrays = self.arrays
@@ -167,6 +218,11 @@ class PlanStore:
             }
             for a in algorithms
         ]  # fmt: skip
+        self.changed = True
+
+    def extend(self, key: str, algorithms: Iterable[Algorithm]) -> None:
+        """Add plans to what is known about a problem."""
+        self.entries[key] = [*self.entries.get(key, []), *({**asdict(a), "blob": None} for a in algorithms)]
         self.changed = True
 
     def save(self) -> None:

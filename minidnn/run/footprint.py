@@ -108,7 +108,8 @@ def _parameters(graph: Graph, plan: Plan) -> Iterable[int]:
     for t in graph.parameters():
         yield t.nbytes
     if plan.lifetime == "iteration":
-        yield from (t.nbytes for t in graph.tensors.values() if t.role is Role.WEIGHT_GRADIENT)
+        gradients = (t for t in graph.tensors.values() if t.role is Role.WEIGHT_GRADIENT)
+        yield from (t.nbytes for t in gradients if t.name not in plan.reserve)
 
 
 def driver_rounded(sizes: Iterable[int]) -> int:

@@ -58,16 +58,14 @@ class Recipe:
 
     @property
     def at_end(self) -> bool:
-        """Whether weights are updated at the end of an iteration, because all gradients are needed together, or because
-        they stay anyway (base) and one op for all is faster."""
-        together = self.max_norm is not None or self.parts
-        return together or (self.target.name == "native" and self.mode.family == "base")
+        """Whether weights are updated at the end of an iteration, because all gradients are needed together."""
+        return self.max_norm is not None or self.parts
 
     @property
     def own_input(self) -> bool:
         """Whether an iteration reads a copy of its batch: where the next one comes early, it need not wait for the
         first layer's gradient then."""
-        return self.target.early_batch and self.mode.family == "base"
+        return self.target.early_batch and self.mode.family in ("base", "keep")
 
     def options_for(self, purpose: Purpose) -> Options:
         """The options of a purpose. A fit heuristic is one of training: `high-end` sorts activations by whether they

@@ -14,8 +14,8 @@ from minidnn.units import round_up
 def persistent_region(
     graph: Graph, plan: Plan, given: Mapping[str, int] | None = None
 ) -> tuple[tuple[Buffer, ...], int]:
-    """The buffers in front of the pool, and their total: what outlives an iteration, in base the gradients, and the
-    input where the next batch comes early; in front of them the plan's scratch bytes.
+    """The buffers in front of the pool, and their total: what outlives an iteration, in the papers' base the
+    weights' gradients, and the input where the next batch comes early; in front of them the plan's scratch bytes.
 
     `given` are offsets that another schedule of the same arena has fixed; the others follow behind those. Whether one
     of them is the input's decides for all: whichever schedule is next, its batch has the same place.
@@ -24,7 +24,7 @@ def persistent_region(
     buffers: list[Buffer] = []
     end = fixed.pop("", round_up(plan.scratch, ALIGNMENT))
     for t in graph.tensors.values():
-        gradient = plan.lifetime == "iteration" and t.role is Role.WEIGHT_GRADIENT
+        gradient = plan.lifetime == "iteration" and t.role is Role.WEIGHT_GRADIENT and t.name not in plan.reserve
         early = t.role is Role.INPUT and (t.name in fixed if given else plan.early)
         if gradient or early or graph.is_persistent(t.name):
             offset = fixed.get(t.name)

@@ -144,6 +144,9 @@ class HostPlans:
     def explore(self, problem: Problem, compiled: int = 0) -> tuple[Algorithm, ...]:
         return self.algorithms(problem)
 
+    def in_parts(self, problem: Problem) -> tuple[Algorithm, ...]:
+        return ()
+
     def record(self, problem: Problem, times: dict[str, float | None]) -> None:
         known = [a for a in self.algorithms(problem) if times.get(a.name, 0.0) is not None]
         self.store.put(problem.key, tuple(replace(a, ms=times.get(a.name, a.ms)) for a in known), {})

@@ -160,7 +160,7 @@ class Cuda:
         self.context = Context(kernels, 0, place, precision)
         if libraries:
             from minidnn.ops.blas import Blas
-            from minidnn.ops.cudnn_ops import Plans
+            from minidnn.ops.cudnn_plans import Plans
 
             plans = Plans(0, PlanStore(None), tried=1000)
             self.context = replace(self.context, blas=Blas(0, place), plans=plans)

@@ -108,6 +108,50 @@ def test_a_convolution_over_filled_up_channels_is_the_same(dtype: str, plan: str
     assert difference(place.get(dw), host["dw"]) <= 1e-5
 
 
+@pytest.mark.parametrize("plan", ["fused host", "host", "padded fused host", "padded host"])
+@pytest.mark.parametrize("dtype", WIDTHS)
+def test_a_convolution_of_a_batch_in_parts_is_the_same(dtype: str, plan: str) -> None:
+    place = Emulated(PRECISION[dtype])
+    plans: Any = Plans(0, PlanStore(None))
+    on = replace(place.context, plans=plans)
+    x, w, dy = normal((8, 3, 8, 8), dtype), normal((6, 3, 3, 3), dtype, 1), normal((8, 6, 4, 8), dtype, 2)
+    b, mask = normal((6,), "float32", 3), normal((8, 3, 8, 8), dtype, 4)
+    given = {n: place.put(value, "NHWC") for n, value in {"x": x, "w": w, "b": b, "dy": dy, "mask": mask}.items()}
+    results = {
+        "y": place.empty(dy.shape, dtype, "NHWC"), "dw": place.empty(w.shape, "float32", "NHWC"),
+        "dx": place.empty(x.shape, dtype, "NHWC"),
+    }  # fmt: skip
+    host: dict[str, Any] = {"x": x, "w": w, "b": b, "dy": dy, "mask": mask}
+    host |= {n: np.zeros(a.shape, numpy_dtype(a.dtype)) for n, a in results.items()}
+    window = {**WINDOW, "groups": 1, "algorithm": "implicit", "workspace": None}
+    for function, names, limit in (
+        ("conv2d_forward", "x w b y", 8e-3), ("conv2d_backward_data", "dy w mask dx", 8e-3),
+        ("conv2d_backward_filter", "x dy dw", 1e-5),
+    ):  # fmt: skip
+        if plan.startswith(PADDED) and function == "conv2d_backward_data":
+            continue
+        arrays: dict[str, Any] = {n: (given | results)[n] for n in names.split()}
+        relu: dict[str, Any] = {"relu": True} if function == "conv2d_forward" else {}
+        p = cudnn_ops.problem(function, PRECISION[dtype], arrays, **WINDOW, **relu)
+        part = p.parts(4)[0]
+        space = place.empty((p.split_bytes + part.padded_bytes + 4096 + 16,), "uint8")
+        aligned = -(-space.address // 16) * 16
+        getattr(cudnn_ops, function)(
+            on, **arrays, **WINDOW, **relu, algorithm=f"split 4 {plan}", workspace=aligned
+        )()  # fmt: skip
+        place.check()
+        OPS[function](**{n: host[n] for n in names.split()}, **window, **relu)
+        output = names.split()[-1]
+        assert difference(place.get(results[output]), host[output]) <= limit
+
+
+def test_a_batch_that_cannot_be_split_so_is_refused() -> None:
+    place = Emulated("bf16")
+    arrays: dict[str, Any] = dict(problem("bfloat16", 16).operands)
+    with pytest.raises(DeviceError, match="a batch in 3 parts is not for conv2d_forward"):
+        cudnn_ops.conv2d_forward(place.context, **arrays, **WINDOW, algorithm="split 3 host", workspace=512)
+
+
 def test_a_padded_plan_for_many_channels_is_refused() -> None:
     place = Emulated("bf16")
     arrays: dict[str, Any] = dict(problem("bfloat16", 16).operands)

@@ -9,7 +9,7 @@ import pytest
 
 from minidnn.device.base import numpy_dtype
 from minidnn.errors import DeviceError, ShapeError
-from minidnn.ops import blas, cudnn_ops
+from minidnn.ops import blas, cudnn_ops, cudnn_plans
 from minidnn.ops.numpy_ops import OPS
 from minidnn.ops.plans import PlanStore
 from tests.cuda.support import Cuda, difference
@@ -160,7 +160,7 @@ def test_plans_come_back_from_the_store(cuda: Cuda) -> None:
     first = cuda.context.plans
     assert first is not None
     known = first.explore(problem, 1)
-    second = cudnn_ops.Plans(0, PlanStore(None))
+    second = cudnn_plans.Plans(0, PlanStore(None))
     second.store.entries = first.store.entries
     assert second.algorithms(problem) == known
     wanted = None

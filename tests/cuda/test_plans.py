@@ -13,8 +13,9 @@ import pytest
 from minidnn.errors import DeviceError
 from minidnn.graph.tensor import Role, Tensor
 from minidnn.ops.array import Array
-from minidnn.ops.cudnn_ops import COMPILED, Plans, problem
-from minidnn.ops.plans import FUSED, PADDED, ROUNDED, PlanStore, Problem
+from minidnn.ops.cudnn_ops import problem
+from minidnn.ops.cudnn_plans import COMPILED, Plans
+from minidnn.ops.plans import FUSED, PADDED, ROUNDED, PlanStore, Problem, split_of
 from minidnn.profile.profile import Algorithm
 
 WINDOW: dict[str, Any] = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1)}
@@ -165,8 +166,8 @@ def cudnn() -> Iterator[Frontend]:
     """The frontend, and a clock that building moves."""
     frontend = Frontend()
     with (
-        patch("minidnn.ops.cudnn_ops.load_cudnn", lambda: frontend),
-        patch("minidnn.ops.cudnn_ops.time.perf_counter", lambda: frontend.clock),
+        patch("minidnn.ops.cudnn_plans.load_cudnn", lambda: frontend),
+        patch("minidnn.ops.cudnn_plans.time.perf_counter", lambda: frontend.clock),
     ):
         yield frontend
 
@@ -271,6 +272,35 @@ def test_padded_plans_come_last_until_they_are_measured(cudnn: Frontend) -> None
     assert names == sorted(names, key=lambda name: name.startswith(PADDED))
     plans.record(p, {"padded eng2": 0.25, "eng0": 0.5})
     assert [a.name for a in plans.algorithms(p)][:2] == ["padded eng2", "eng0"]
+
+
+def test_a_batch_is_split_into_parts_that_begin_at_sixteen_bytes() -> None:
+    assert filter_gradient("bfloat16").part_counts == (4, 8)
+    first, second = filter_gradient("bfloat16").parts(4, 5000)[:2]
+    assert [a.shape for a in first.arrays.values()] == [(2, 16, 16, 16), (2, 32, 16, 16), (32, 16, 3, 3)]
+    assert [a.address for a in first.arrays.values()] == [100, 200, 300]
+    assert [a.address for a in second.arrays.values()] == [100 + 2 * 16**3 * 2, 200 + 2 * 32 * 16**2 * 2, 5000]
+    odd = {"x": array((8, 3, 5, 5), "bfloat16", 0), "w": array((8, 3, 3, 3), "bfloat16", 0)}
+    odd["y"] = array((8, 8, 5, 5), "bfloat16", 0)
+    assert problem("conv2d_forward", "bf16", odd, **WINDOW).part_counts == ()  # 150 bytes an image
+    assert split_of("split 16 padded eng4_k2=1") == (16, "padded eng4_k2=1")
+    assert split_of("padded eng4") is None
+
+
+def test_plans_with_large_workspaces_are_offered_for_parts_of_the_batch_too(cudnn: Frontend) -> None:
+    plans, p = Plans(0, PlanStore(None)), filter_gradient("float32")
+    plans.explore(p)
+    assert plans.in_parts(p) == ()
+    with patch("minidnn.ops.cudnn_plans.LARGE", 5000):  # eng5 is slow to build, eng6 has 6000 bytes
+        plans.record(p, {"eng2": 1.0, "eng6": 1.2, "eng7": 9.0, "eng8": None, "eng9": 1.6, "eng10": 1.6, "eng11": 1.6})
+        found = plans.in_parts(p)
+        assert [(a.name, a.workspace, a.ms) for a in found] == [
+            (f"split {count} eng6", 6000 + 4 * 32 * 16 * 9, None) for count in (4, 8)
+        ]
+        assert plans.in_parts(p) == ()
+    assert [a.name for a in plans.algorithms(p)][-2:] == ["split 4 eng6", "split 8 eng6"]
+    plans.record(p, {"split 8 eng6": 0.5})
+    assert plans.algorithms(p)[0].name == "split 8 eng6"
 
 
 def test_a_plan_that_is_known_is_built_alone(cudnn: Frontend, tmp_path: Path) -> None:

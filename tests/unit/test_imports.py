@@ -39,7 +39,7 @@ ROWS = (
 )  # fmt: skip
 
 HEAVY = {"cupy", "cupyx", "cudnn", "numba", "matplotlib", "PIL", "torch", "tqdm"}
-CUDA_FILES = {"device/cuda.py", "device/cuda_system.py", "ops/cudnn_ops.py", "ops/kernels.py"}
+CUDA_FILES = {"device/cuda.py", "device/cuda_system.py", "ops/cudnn_plans.py", "ops/kernels.py"}
 MODULES = {
     ".".join(["minidnn", *path.relative_to(PACKAGE).with_suffix("").parts]): path
     for folder in (PACKAGE, PACKAGE / "models")  # rglob does not follow the symlink
