@@ -53,9 +53,9 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def _graphs(args: argparse.Namespace, device: Device) -> list[Graph]:
-    """The training iteration as `base` has it, and as the other modes do."""
+    """The training iteration as base and keep have it, and as the other modes do."""
     target = Target(device.target, args.precision, device.layout(device.target, args.precision))
-    return [graph for _, graph in training_graphs(args, ("keep", "base"), target)]
+    return [graph for _, graph in training_graphs(args, ("keep", "vdnn:all"), target)]
 
 
 def _summary(args: argparse.Namespace, profile: Profile, graph: Graph) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from minidnn.schedule.actions import Alloc, AwaitReleases, HostSync, HostWait, S
 from minidnn.schedule.check import check
 from tests.host.runs import Case, batches
 
-SEEDS = 24
+SEEDS = 64
 CASES = [
     Case("vdnn:all(m)"), Case("vdnn++:all(m)", target="native"), Case("vdnn++:conv(m)", order="derivative-first"),
     Case("keep(p)"), Case("base(p)", target="native"), Case("base(p)", target="native", precision="bf16"),

@@ -69,7 +69,8 @@ def test_the_copy_in_waits_only_until_the_batch_has_been_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "target", "readers"), [("base", "native", 1), ("keep", "native", 2), ("base", "paper", 2)]
+    ("memory", "target", "readers"),
+    [("base", "native", 1), ("keep", "native", 1), ("vdnn:all", "native", 2), ("base", "paper", 2)],
 )
 def test_base_reads_a_copy_of_its_batch_so_that_the_next_one_need_not_wait(
     memory: str, target: str, readers: int
