@@ -185,17 +185,14 @@ def all_modes(results: Path) -> str:
 
 
 def peers(results: Path) -> str:
-    """minidnn beside PyTorch: a line for each way to train, a column for each network."""
+    """minidnn beside PyTorch: a line for each network and precision, a column for each way to train."""
     text = ""
     for file, found in files(results, "peers-*.json"):
         cells = {tuple(key.split(": ", 1)): row for key, row in found["rows"].items()}
         networks, ways = (list(dict.fromkeys(key[k] for key in cells)) for k in (0, 1))
-        lines = [
-            [way.replace("torch", "PyTorch", 1) if way.startswith("torch") else f"minidnn `{way}`",
-             *(peer_cell(cells.get((network, way))) for network in networks)]
-            for way in ways
-        ]  # fmt: skip
-        text += table(["", *networks], lines) + origin(file, found, "peers.py")
+        names = [way.replace("torch", "PyTorch", 1) if way.startswith("torch") else f"minidnn `{way}`" for way in ways]
+        lines = [[network, *(peer_cell(cells.get((network, way))) for way in ways)] for network in sorted(networks)]
+        text += table(["", *names], lines) + origin(file, found, "peers.py")
     return text
 
 

@@ -90,9 +90,9 @@ def test_pytorchs_time_has_the_batchs_copy_and_its_memory_is_the_steady_one(tmp_
     }  # fmt: skip
     write(tmp_path, "peers-X.json", {"card": "X", "rows": rows})
     assert cells(peers(tmp_path)) == [
-        ["", "vgg16 batch 64 fp32", "vgg16 batch 64 bf16"],
-        ["minidnn `base`", "50.00 ms, 3.0 GiB", "-"],
-        ["PyTorch eager", "52.00 ms, 4.0 GiB", "20.00 ms, 2.0 GiB"],
+        ["", "minidnn `base`", "PyTorch eager"],
+        ["vgg16 batch 64 bf16", "-", "20.00 ms, 2.0 GiB"],
+        ["vgg16 batch 64 fp32", "50.00 ms, 3.0 GiB", "52.00 ms, 4.0 GiB"],
     ]
 
 
