@@ -2,11 +2,12 @@
 
     python bench/planners.py [--out bench/results] [--budgets 20] [--plots] [--again]
 
-VGG-16(256), VGG-116(32) and AlexNet(1024) on the modelled V100 of Beaumont et al. (12.5 GB/s) and on an H100, from the
-smallest budget that works to what the fastest plan needs (their Figure 2; theirs are ResNet, DenseNet and Inception
-chains). Then images per second against the memory limit at several bandwidths, with optimal rematerialization (their
-Figure 3). Where no policy is within 1.2 of the bound this says so. The bound is that of what is executed
-(minidnn/run/bound.py), which is tighter than the paper's.
+VGG-16(256), VGG-116(32) and AlexNet(1024) on the modelled V100 of Beaumont et al. (12.5 GB/s) and on a modelled H100,
+and whatever `minidnn profile` has measured on a GPU (profile-*.json among the results), from the smallest budget that
+works to what the fastest plan needs (their Figure 2; theirs are ResNet, DenseNet and Inception chains). Then images per
+second against the memory limit at several bandwidths, with optimal rematerialization (their Figure 3). Where no policy
+is within 1.2 of the bound this says so. The bound is that of what is executed (minidnn/run/bound.py), which is tighter
+than the paper's.
 
 Takes some minutes. Each case is saved as soon as it is done, and left out by the next run for as long as the code that
 plans is the same (`--again` makes all of them anew). Fails where `best` is slower than anything else, or anything
@@ -20,9 +21,9 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,11 @@ from bench.environment import ROOT, describe
 from minidnn import nn, optim
 from minidnn.errors import BudgetError
 from minidnn.graph.build import build
-from minidnn.graph.graph import Graph
+from minidnn.graph.graph import Graph, Target
 from minidnn.models import create
 from minidnn.plan.registry import PLANNERS
 from minidnn.profile.model import modelled
+from minidnn.profile.profile import Profile
 from minidnn.report import text_table
 from minidnn.report.sweeps import ratio_plot, throughput_plot
 from minidnn.run.choose import Options, choose
@@ -46,6 +48,8 @@ from minidnn.units import format_size
 
 CASES = (("AlexNet(1024)", "alexnet", 1024), ("VGG-16(256)", "vgg16", 256), ("VGG-116(32)", "vgg116", 32))
 GPUS = ("v100", "h100")
+MEASURED = "measured"
+"""Beside those: what was measured on a GPU."""
 POLICIES = ("best", "dynprog", "greedy", "vdnn-threshold", "autoswap", "tflms")
 MODES = ("vdnn:dyn", "vdnn++:dyn", "vdnn++:conv(p)", "vdnn++:all(p)", "vdnn++:conv(m)", "vdnn++:all(m)")
 NEAR = 1.2
@@ -56,11 +60,39 @@ CODE = ("plan/*.py", "profile/*.py", "run/bound.py", "run/whole_copies.py", "run
 """What results depend on most, in minidnn."""
 
 
-def graph_of(model: str, batch: int) -> Graph:
-    """fp32, NCHW, the papers' graph, SGD with momentum."""
+@dataclass(frozen=True)
+class Problem:
+    """A network, and what its ops take on a GPU."""
+
+    name: str
+    graph: Graph
+    profile: Profile
+    source: str = ""
+    """A digest of the file that it comes from."""
+
+
+def graph_of(model: str, batch: int, target: Target = Target()) -> Graph:
+    """SGD with momentum; unless another target is given, fp32 and the papers' graph."""
     net = create(model)
     assert net.input_shape is not None
-    return build(net, nn.CrossEntropyLoss(), (batch, *net.input_shape), optimizer=optim.SGD(0.01, momentum=0.9))
+    optimizer = optim.SGD(0.01, momentum=0.9)
+    return build(net, nn.CrossEntropyLoss(), (batch, *net.input_shape), target, optimizer=optimizer)
+
+
+def problems(results: Path) -> Iterator[Problem]:
+    """The modelled ones, and those of the profiles among the results (profile-MODEL-BATCH-PRECISION-CARD.json)."""
+    for gpu in GPUS:
+        for title, model, batch in CASES:
+            graph = graph_of(model, batch)
+            yield Problem(f"{title}, {gpu}", graph, modelled(graph, gpu))
+    for path in sorted(results.glob("profile-*.json")):
+        _, model, batch, precision, card = path.stem.split("-", 4)
+        profile = Profile.load(path)
+        assert profile.target is not None
+        title = next((title for title, name, size in CASES if (name, str(size)) == (model, batch)), f"{model}({batch})")
+        name = f"{title} {precision}, {' '.join(card.split('-')[1:2])} {MEASURED}"
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        yield Problem(name, graph_of(model, int(batch), profile.target), profile, digest)
 
 
 class Saved:
@@ -73,13 +105,14 @@ class Saved:
         if path.exists() and not again:
             self.found = json.loads(path.read_text())
 
-    def part(self, group: str, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The part from the file, if it is of the same code, or made and saved."""
+    def part(self, group: str, name: str, make: Callable[[], dict[str, Any]], source: str = "") -> dict[str, Any]:
+        """The part from the file, if it is of the same code and source, or made and saved."""
         parts = self.found.setdefault(group, {})
         known: dict[str, Any] | None = parts.get(name)
-        if known is None or known.get("code") != self.code or known.get("key") != name:
+        code = self.code + source
+        if known is None or known.get("code") != code or known.get("key") != name:
             print(f"{group}: {name}", flush=True)
-            parts[name] = known = {"key": name, "code": self.code, **make()}
+            parts[name] = known = {"key": name, "code": code, **make()}
             self.write(self.found)
         return known
 
@@ -99,17 +132,17 @@ def _code() -> str:
     return digest.hexdigest()[:16]
 
 
-def case(model: str, batch: int, gpu: str, count: int) -> dict[str, Any]:
+def case(problem: Problem, count: int) -> dict[str, Any]:
     """All policies and modes at so many budgets; and at the smallest of all what `best` does."""
-    graph = graph_of(model, batch)
-    profile = modelled(graph, gpu)
+    graph, profile = problem.graph, problem.profile
     found = sweep(graph, profile, (*POLICIES, *MODES), budgets_of(graph, profile, count))
-    return {"batch": batch, "ops": len(graph.ops), **found.as_dict(), "minimum": minimum(graph, gpu, found.budgets[0])}
+    least = minimum(problem, found.budgets[0])
+    return {"batch": graph.batch, "ops": len(graph.ops), **found.as_dict(), "minimum": least}
 
 
-def minimum(graph: Graph, gpu: str, budget: int) -> dict[str, Any]:
+def minimum(problem: Problem, budget: int) -> dict[str, Any]:
     """The smallest budget: the checker accepts the schedule, and one byte less is refused with that minimum."""
-    profile = modelled(graph, gpu)
+    graph, profile = problem.graph, problem.profile
     verify(choose(graph, "best", profile, Options(budget=budget)))
     try:
         choose(graph, "best", profile, Options(budget=budget - 1))
@@ -227,24 +260,24 @@ def main() -> int:
     saved = Saved(args.out / "planners.json", args.again)
     sweeps, faults = {}, []
     times = saved.part("planning", LONGEST[0], planning_times)
-    for gpu in GPUS:
-        for title, model, batch in CASES:
-            name = f"{title}, {gpu}"
-            made = partial(case, model, batch, gpu, args.budgets)
-            found = saved.part(f"figure_2, {args.budgets} budgets", name, made)
-            sweeps[name] = Sweep.from_dict(found)
-            faults += [f"{name}: {fault}" for fault in sweeps[name].faults()]
-            if found["minimum"]["refused_below_with"] != found["minimum"]["bytes"]:
-                faults.append(f"{name}: one byte below the smallest budget is not refused with it")
+    for problem in problems(args.out):
+        name = problem.name
+        made = partial(case, problem, args.budgets)
+        found = saved.part(f"figure_2, {args.budgets} budgets", name, made, problem.source)
+        sweeps[name] = Sweep.from_dict(found)
+        faults += [f"{name}: {fault}" for fault in sweeps[name].faults()]
+        if found["minimum"]["refused_below_with"] != found["minimum"]["bytes"]:
+            faults.append(f"{name}: one byte below the smallest budget is not refused with it")
     drawn = partial(figure_3, args.budgets)
     three = saved.part(f"figure_3, {args.budgets} budgets", f"{CASES[1][0]}, {GPUS[0]}", drawn)
     rows = summary(sweeps)
     saved.write({**saved.found, "near": NEAR, "summary": rows, "faults": faults})
     _print(rows, times)
     if args.plots:
-        for gpu in GPUS:
+        for gpu in (*GPUS, MEASURED):
             panels = {name: _drawn(found) for name, found in sweeps.items() if name.endswith(gpu)}
-            ratio_plot(panels, args.out / f"planners_{gpu}.png")
+            if panels:
+                ratio_plot(panels, args.out / f"planners_{gpu}.png")
         throughput_plot(
             {f"best, {rate}": ms for rate, ms in three["ms"].items()}, three["rematerialized_ms"], three["budgets"],
             three["batch"], args.out / "planners_throughput.png", title=f"{three['case']}",
