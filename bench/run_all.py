@@ -59,6 +59,7 @@ STEPS = (
     Step("pool"),
     Step("zvc"),
     Step("activations"),
+    Step("checks", gpu=True),
     Step("kernels", gpu=True),
     Step("convolutions", gpu=True),
     Step("peers", gpu=True),

@@ -215,6 +215,30 @@ def kernels(results: Path) -> str:
     return text
 
 
+def checks(results: Path) -> str:
+    """What must hold on a GPU: each check, whether it does, and its figures."""
+    text = ""
+    for file, found in files(results, "checks-*.json"):
+        lines = [[name, "holds" if r["holds"] else "**does not hold**", figures(r)] for name, r in found["rows"].items()]
+        text += table(["check", "", "figures"], lines) + origin(file, found, "checks.py")
+    return text
+
+
+def figures(row: Result) -> str:
+    """What a check found, for a reader."""
+    if "test_accuracy" in row:
+        return ", ".join(f"{precision} {accuracy:.2%}" for precision, accuracy in row["test_accuracy"].items())
+    if "gap" in row:
+        return "largest gap, of the largest loss: " + ", ".join(f"{p} {gap:.1e}" for p, gap in row["gap"].items())
+    if "equal" in row:
+        modes = sum(len(found) for found in row["equal"].values())
+        same = sum(equal for found in row["equal"].values() for equal in found.values())
+        return f"{same} of {modes} runs have the gradients of base after {row['steps']} steps"
+    if "grown" in row:
+        return f"{row['steps']} steps each of {', '.join(f'`{mode}`' for mode in row['grown'])}"
+    return "; ".join([f"{row.get('passed', 0)} tests passed", *row.get("sanitizer", ())])
+
+
 def convolutions(results: Path) -> str:
     """The convolutions of VGG-16 through cuDNN: the fastest plans, and the fastest without workspace, added up."""
     text = ""
@@ -385,6 +409,7 @@ Time over the lower bound, mean over the budgets that a policy can keep (how man
 
 The same networks on the same card in one run: an iteration with the copy of its batch, and device memory in use at
 most.""", peers),
+        ("## What holds on a GPU", checks),
         ("## CUDA kernels", kernels),
         ("""## VGG-16's convolutions through cuDNN
 

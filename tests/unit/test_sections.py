@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from bench.checks import outcome
 from bench.markdown import origin, table
-from bench.sections import PARTS, all_modes, all_planners, convolutions, modes, peers, planners, rewritten
+from bench.sections import PARTS, all_modes, all_planners, checks, convolutions, modes, peers, planners, rewritten
 
 HERE: dict[str, Any] = {
     "cpu": "a processor", "cores": 2, "python": "3.12", "versions": {"numpy": "2.4", "torch": None},
@@ -150,3 +151,30 @@ def test_text_outside_of_marks_stays() -> None:
 def test_parts_make_something_of_the_projects_own_results() -> None:
     for name in PARTS:
         assert "|---" in rewritten(f"<!-- results: {name} -->\n<!-- end of {name} -->\n")
+
+
+def test_a_process_of_tests_holds_where_all_pass_and_the_sanitizer_has_nothing_to_say() -> None:
+    clean = "....\n335 passed, 911 deselected in 27.74s\n========= ERROR SUMMARY: 0 errors\n"
+    found = outcome(0, clean)
+    assert (found["holds"], found["passed"], found["sanitizer"]) == (True, 335, ["ERROR SUMMARY: 0 errors"])
+    assert not outcome(0, clean.replace("0 errors", "3 errors"))["holds"]
+    hazards = "80 passed in 1s\n========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)"
+    assert not outcome(0, hazards)["holds"]
+    assert not outcome(1, "1 failed, 8 passed in 77.65s")["holds"]
+    assert not outcome(0, "24 deselected in 0.1s")["holds"]
+
+
+def test_every_kind_of_check_has_a_line(tmp_path: Path) -> None:
+    rows = {
+        "digits": {"holds": True, "test_accuracy": {"fp32": 0.9861, "bf16": 0.985}},
+        "vgg11": {"holds": False, "gap": {"fp32": 0.3}},
+        "modes": {"holds": True, "equal": {"fp32": {"base": True, "keep": True}}, "steps": 20},
+        "steps": {"holds": True, "steps": 1000, "grown": {"vdnn++:all": {}}},
+        "memcheck float32": {"holds": True, "passed": 335, "sanitizer": ["ERROR SUMMARY: 0 errors"]},
+    }  # fmt: skip
+    write(tmp_path, "checks-X.json", {"card": "X", "rows": {k: {**row, "environment": HERE} for k, row in rows.items()}})
+    assert [line[1:] for line in cells(checks(tmp_path))[1:]] == [
+        ["holds", "fp32 98.61%, bf16 98.50%"], ["**does not hold**", "largest gap, of the largest loss: fp32 3.0e-01"],
+        ["holds", "2 of 2 runs have the gradients of base after 20 steps"], ["holds", "1000 steps each of `vdnn++:all`"],
+        ["holds", "335 tests passed; ERROR SUMMARY: 0 errors"],
+    ]  # fmt: skip
