@@ -10,7 +10,8 @@ says is in use at most, sampled every 20 ms, less what was in use before (the co
 keeps what cuDNN's benchmark needed once: `steady_peak_bytes` is the same after that has been given back. A result file
 keeps what earlier runs on that card found; a row that is there is not measured again unless `--again` is given.
 
-The out-of-core peers (bench/offload.py) have a setting each: the share of the layers, the activations that stay until
+`torch compile heuristics` is without cudnn.benchmark, whose trials for compiled strict fp32 take minutes. The
+out-of-core peers (bench/offload.py) have a setting each: the share of the layers, the activations that stay until
 others follow, the number of segments, the compiler's memory budget.
 """
 
@@ -42,6 +43,7 @@ OUT_OF_CORE = (
     "torch checkpoint 16", "torch compile 0.5", "torch compile 0.2", "torch compile 0.75", "torch compile 0",
 )  # fmt: skip
 """Each of PyTorch's ways with its setting, the most important first."""
+HEURISTICS = " heuristics"
 SECONDS = 1.5
 STEPS = (5, 100)
 """At least and at most so many timed steps, else SECONDS of them."""
@@ -78,12 +80,12 @@ def torchs(network: str, batch: int, precision: str, peer: str) -> dict[str, Any
     """PyTorch: cudnn.benchmark, channels_last for tensor cores, fused SGD; bf16 by autocast."""
     import torch
 
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = not peer.endswith(HEURISTICS)
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.cuda.reset_peak_memory_stats()
     try:
         with watched() as peak:
-            found = train_with_torch(network, batch, precision, peer, peak)
+            found = train_with_torch(network, batch, precision, peer.removesuffix(HEURISTICS), peak)
     finally:
         gc.collect()
         torch._dynamo.reset()

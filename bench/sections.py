@@ -219,7 +219,8 @@ def checks(results: Path) -> str:
     """What must hold on a GPU: each check, whether it does, and its figures."""
     text = ""
     for file, found in files(results, "checks-*.json"):
-        lines = [[name, "holds" if r["holds"] else "**does not hold**", figures(r)] for name, r in found["rows"].items()]
+        rows = found["rows"].items()
+        lines = [[name, "holds" if row["holds"] else "**does not hold**", figures(row)] for name, row in rows]
         text += table(["check", "", "figures"], lines) + origin(file, found, "checks.py")
     return text
 

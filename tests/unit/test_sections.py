@@ -165,16 +165,18 @@ def test_a_process_of_tests_holds_where_all_pass_and_the_sanitizer_has_nothing_t
 
 
 def test_every_kind_of_check_has_a_line(tmp_path: Path) -> None:
-    rows = {
+    rows: dict[str, dict[str, Any]] = {
         "digits": {"holds": True, "test_accuracy": {"fp32": 0.9861, "bf16": 0.985}},
         "vgg11": {"holds": False, "gap": {"fp32": 0.3}},
         "modes": {"holds": True, "equal": {"fp32": {"base": True, "keep": True}}, "steps": 20},
         "steps": {"holds": True, "steps": 1000, "grown": {"vdnn++:all": {}}},
         "memcheck float32": {"holds": True, "passed": 335, "sanitizer": ["ERROR SUMMARY: 0 errors"]},
     }  # fmt: skip
-    write(tmp_path, "checks-X.json", {"card": "X", "rows": {k: {**row, "environment": HERE} for k, row in rows.items()}})
+    rows = {name: {**row, "environment": HERE} for name, row in rows.items()}
+    write(tmp_path, "checks-X.json", {"card": "X", "rows": rows})
     assert [line[1:] for line in cells(checks(tmp_path))[1:]] == [
         ["holds", "fp32 98.61%, bf16 98.50%"], ["**does not hold**", "largest gap, of the largest loss: fp32 3.0e-01"],
-        ["holds", "2 of 2 runs have the gradients of base after 20 steps"], ["holds", "1000 steps each of `vdnn++:all`"],
+        ["holds", "2 of 2 runs have the gradients of base after 20 steps"],
+        ["holds", "1000 steps each of `vdnn++:all`"],
         ["holds", "335 tests passed; ERROR SUMMARY: 0 errors"],
     ]  # fmt: skip
