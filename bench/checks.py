@@ -6,6 +6,7 @@
 - `memcheck`, `racecheck`: compute-sanitizer over the tests of the kernels;
 - `digits`: smallnet learns the handwritten digits, test accuracy by precision;
 - `vgg11`: 20 steps on invented images, the losses beside the host's in fp32;
+- `torchvision`: its AlexNet and VGG-16, loaded here, give its logits;
 - `modes`: every memory mode's gradients after 20 steps, deterministic plans, are those of base to the bit;
 - `steps`: 1000 steps of vDNN++ with random delays in the release workers take no memory, and its losses are base's.
 
@@ -32,6 +33,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.environment import ROOT
+from bench.peers import NETWORKS
 from bench.rows import RESULTS, Rows, card_of
 from minidnn import Trainer, models, nn, optim
 from minidnn.data import open_data
@@ -132,6 +134,24 @@ def follows_the_host() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def torchvisions_logits() -> dict[str, Any]:
+    """How far the logits of torchvision's networks are from its own, of the largest; random weights, fp32."""
+    import torch
+    from torchvision import models as torchvisions  # type: ignore[import-not-found,unused-ignore]
+
+    gaps = {}
+    for name, (ours, theirs) in NETWORKS.items():
+        reference = getattr(torchvisions, theirs)(weights=None).eval()
+        x = np.random.default_rng(0).standard_normal((2, 3, 224, 224)).astype(np.float32)
+        with torch.no_grad():
+            wanted = reference(torch.from_numpy(x)).numpy()
+        net = models.create(ours)
+        net.load_state_dict(reference.state_dict())
+        with Trainer(net, nn.CrossEntropyLoss(), optim.SGD(0.1), 2, device="cuda", precision="fp32") as trainer:
+            gaps[name] = float(np.abs(trainer.predict(x) - wanted).max() / np.abs(wanted).max())
+    return {"holds": max(gaps.values()) < 1e-4, "logits": gaps}
+
+
 def same_bits() -> dict[str, Any]:
     """Which modes' gradients are those of base after STEPS steps, by precision."""
     equal: dict[str, dict[str, bool]] = {}
@@ -189,7 +209,8 @@ def no_growth() -> dict[str, Any]:
 
 
 HERE: dict[str, Callable[[], dict[str, Any]]] = {
-    "digits": digits, "vgg11": follows_the_host, "modes": same_bits, "steps": no_growth,
+    "digits": digits, "vgg11": follows_the_host, "torchvision": torchvisions_logits, "modes": same_bits,
+    "steps": no_growth,
 }  # fmt: skip
 
 

@@ -231,6 +231,8 @@ def figures(row: Result) -> str:
         return ", ".join(f"{precision} {accuracy:.2%}" for precision, accuracy in row["test_accuracy"].items())
     if "gap" in row:
         return "largest gap, of the largest loss: " + ", ".join(f"{p} {gap:.1e}" for p, gap in row["gap"].items())
+    if "logits" in row:
+        return "largest gap, of the largest logit: " + ", ".join(f"{n} {gap:.1e}" for n, gap in row["logits"].items())
     if "equal" in row:
         modes = sum(len(found) for found in row["equal"].values())
         same = sum(equal for found in row["equal"].values() for equal in found.values())

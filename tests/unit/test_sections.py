@@ -168,6 +168,7 @@ def test_every_kind_of_check_has_a_line(tmp_path: Path) -> None:
     rows: dict[str, dict[str, Any]] = {
         "digits": {"holds": True, "test_accuracy": {"fp32": 0.9861, "bf16": 0.985}},
         "vgg11": {"holds": False, "gap": {"fp32": 0.3}},
+        "torchvision": {"holds": True, "logits": {"vgg16": 2e-6}},
         "modes": {"holds": True, "equal": {"fp32": {"base": True, "keep": True}}, "steps": 20},
         "steps": {"holds": True, "steps": 1000, "grown": {"vdnn++:all": {}}},
         "memcheck float32": {"holds": True, "passed": 335, "sanitizer": ["ERROR SUMMARY: 0 errors"]},
@@ -176,6 +177,7 @@ def test_every_kind_of_check_has_a_line(tmp_path: Path) -> None:
     write(tmp_path, "checks-X.json", {"card": "X", "rows": rows})
     assert [line[1:] for line in cells(checks(tmp_path))[1:]] == [
         ["holds", "fp32 98.61%, bf16 98.50%"], ["**does not hold**", "largest gap, of the largest loss: fp32 3.0e-01"],
+        ["holds", "largest gap, of the largest logit: vgg16 2.0e-06"],
         ["holds", "2 of 2 runs have the gradients of base after 20 steps"],
         ["holds", "1000 steps each of `vdnn++:all`"],
         ["holds", "335 tests passed; ERROR SUMMARY: 0 errors"],
