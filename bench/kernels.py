@@ -25,7 +25,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.environment import describe
-from minidnn.ops import map_ops, norm_ops, pool_ops
+from minidnn.ops import image_ops, map_ops, norm_ops, pool_ops
 from minidnn.ops.array import Array
 from minidnn.ops.context import Context
 from minidnn.ops.kernels import Kernels, Launcher
@@ -239,6 +239,22 @@ def elementwise(on: Context) -> Iterator[Case]:
         launch = map_ops.pad_channels(on, x=array(x), y=array(y))
         yield Case(f"pad channels 3 to {channels}, {form}", launch, size(x, y),
                    lambda y=y, wanted=wanted: gap(y, wanted), 0.0)  # fmt: skip
+    for form, dtype, k, stride in (("bf16 3x3", torch.bfloat16, 3, 1), ("bf16 11x11s4", torch.bfloat16, 11, 4),
+                                   ("fp32 3x3", torch.float32, 3, 1)):  # fmt: skip
+        x = normal(64, 3, 224, 224, dtype=dtype, nhwc=True)
+        pixels, pad = (224 + 2 * (k // 4 + 1) - k) // stride + 1, k // 4 + 1
+        y = poisoned(normal(64, -(-3 * k * k // 16) * 16, pixels, pixels, dtype=dtype, nhwc=True))
+        launch = image_ops.unfold(
+            on, x=array(x), y=array(y), kernel=(k, k), stride=(stride, stride), padding=((pad, pad), (pad, pad)),
+            dilation=(1, 1),
+        )  # fmt: skip
+
+        def windows(y: torch.Tensor = y, x: torch.Tensor = x, k: int = k, s: int = stride, pad: int = pad) -> float:
+            n, wide, p, q = y.shape
+            taps = F.unfold(x[:4].float(), k, padding=pad, stride=s).view(4, 3, k * k, p, q).transpose(1, 2)
+            return gap(y[:4], F.pad(taps.reshape(4, 3 * k * k, p, q), (0, 0, 0, 0, 0, wide - 3 * k * k)))
+
+        yield Case(f"unfold {form}", launch, size(x, y), windows, 0.0)
 
 
 def dropout_and_losses(on: Context) -> Iterator[Case]:

@@ -66,10 +66,11 @@ class Array:
                 found.append(name)
         return frozenset(found)
 
-    def with_channels(self, count: int, address: int) -> Array:
-        """An array elsewhere that has so many channels, innermost, and otherwise this one's shape."""
-        n, _, h, w = self.shape4
-        return Array(address, (n, count, h, w), (h * w * count, 1, w * count, count), self.dtype)
+    @classmethod
+    def channels_last(cls, address: int, shape: tuple[int, int, int, int], dtype: str) -> Array:
+        """A dense array whose channels lie innermost."""
+        _, c, h, w = shape
+        return cls(address, shape, (h * w * c, 1, w * c, c), dtype)
 
     def aligned(self, elements: int) -> bool:
         """Whether the address suits accesses of that many elements (16 bytes at most)."""

@@ -1,8 +1,8 @@
 """Convolutions on CUDA: cuDNN's plan, and what of ours goes before and after it.
 
 A plan's name is the algorithm's name in profiles and schedules, and says what is to be done: the epilogue is fused, or
-one of our kernels follows; dW is left rounded, and cast; X and W are padded with zeros first; the batch is split into
-parts.
+one of our kernels follows; dW is left rounded, and cast; X and W are padded with zeros or unfolded first; the batch is
+split into parts.
 """
 
 from __future__ import annotations
@@ -11,11 +11,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from minidnn.errors import DeviceError, ShapeError
-from minidnn.ops import map_ops
+from minidnn.ops import image_ops, map_ops
 from minidnn.ops.array import Array
 from minidnn.ops.context import Context
 from minidnn.ops.kernels import Launcher, sequence
-from minidnn.ops.plans import FUSED, PADDED, ROUNDED, SPLIT, Padding, Pair, Problem, split_of, variant_of
+from minidnn.ops.plans import (
+    FUSED,
+    PADDED,
+    PREPARED,
+    ROUNDED,
+    SPLIT,
+    Padding,
+    Pair,
+    Problem,
+    kind_of,
+    split_of,
+    variant_of,
+)  # fmt: skip
 
 
 def problem(
@@ -40,16 +52,29 @@ def _bind(on: Context, p: Problem, algorithm: str, workspace: int) -> tuple[Laun
     """The convolution, and the name of its plan: what is still to do goes by that."""
     assert on.plans is not None
     if algorithm == "default":
-        algorithm = next(a.name for a in on.plans.algorithms(p) if not a.name.startswith((PADDED, SPLIT)))
+        algorithm = next(a.name for a in on.plans.algorithms(p) if not a.name.startswith((*PREPARED, SPLIT)))
     return on.plans.bind(p, algorithm, workspace), algorithm
 
 
-def _padded(p: Problem, workspace: int) -> dict[str, Any]:
-    """The operands of the convolution over more channels."""
-    wide = p.padded(workspace)
+def _prepared(on: Context, p: Problem, kind: str, workspace: int) -> tuple[Problem, dict[str, Launcher]]:
+    """The convolution over other X and W, and what makes them."""
+    wide = p.prepared(kind, workspace)
     if wide is None:
-        raise DeviceError(f"a padded plan is not for {p.key}; profile this card again")
-    return dict(wide.arrays)
+        raise DeviceError(f"a plan that is {kind.strip()} is not for {p.key}; profile this card again")
+    arrays, others = p.arrays, wide.arrays
+    made: dict[str, Launcher] = {}
+    for name in ("x", "w"):
+        if name not in arrays:
+            continue
+        x, y = arrays[name], others[name]
+        if kind == PADDED:
+            made[name] = map_ops.pad_channels(on, x=x, y=y)
+            continue
+        # A weight's windows are the whole weight, one behind the other.
+        window = p.window if name == "x" else {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1)}
+        _, _, r, s = (arrays.get("w") or arrays["dw"]).shape4
+        made[name] = image_ops.unfold(on, x=x, y=y, kernel=(r, s), **window)
+    return wide, made
 
 
 def _in_parts(
@@ -61,7 +86,7 @@ def _in_parts(
     count, inner = split
     if count not in p.part_counts:
         raise DeviceError(f"a batch in {count} parts is not for {p.key}; profile this card again")
-    window: dict[str, Any] = {"stride": p.stride, "padding": p.padding, "dilation": p.dilation, "groups": p.groups}
+    window: dict[str, Any] = {**p.window, "groups": p.groups}
     total = p.arrays.get("dw")
     launches: list[Launcher] = []
     for i, part in enumerate(p.parts(count, workspace)):
@@ -83,15 +108,14 @@ def conv2d_forward(
     )  # fmt: skip
     if algorithm.startswith(SPLIT):
         return _in_parts(on, conv2d_forward, p, algorithm, workspace, relu=relu)
-    if algorithm.startswith(PADDED):
-        wide = _padded(p, workspace)
-        return sequence(
-            map_ops.pad_channels(on, x=x, y=wide["x"]), map_ops.pad_channels(on, x=w, y=wide["w"]),
-            conv2d_forward(
-                on, **wide, relu=relu, stride=stride, padding=padding, dilation=dilation,
-                algorithm=algorithm.removeprefix(PADDED), workspace=workspace + p.padded_bytes,
-            ),
+    if kind := kind_of(algorithm):
+        wide, made = _prepared(on, p, kind, workspace)
+        operands: dict[str, Any] = dict(wide.arrays)
+        convolution = conv2d_forward(
+            on, **operands, relu=relu, **wide.window, algorithm=algorithm.removeprefix(kind),
+            workspace=workspace + p.prepared_bytes(kind),
         )  # fmt: skip
+        return sequence(made["x"], made["w"], convolution)
     launch, name = _bind(on, p, algorithm, workspace)
     if variant_of(name) == FUSED or not p.has_epilogue:
         return launch
@@ -128,16 +152,16 @@ def conv2d_backward_filter(
     )  # fmt: skip
     if algorithm.startswith(SPLIT):
         return _in_parts(on, conv2d_backward_filter, p, algorithm, workspace)
-    if algorithm.startswith(PADDED):
-        wide = _padded(p, workspace)
-        return sequence(
-            map_ops.pad_channels(on, x=x, y=wide["x"]),
-            conv2d_backward_filter(
-                on, **wide, stride=stride, padding=padding, dilation=dilation,
-                algorithm=algorithm.removeprefix(PADDED), workspace=workspace + p.padded_bytes,
-            ),
-            map_ops.cut_channels(on, x=wide["dw"], y=dw),
+    if kind := kind_of(algorithm):
+        wide, made = _prepared(on, p, kind, workspace)
+        operands: dict[str, Any] = dict(wide.arrays)
+        convolution = conv2d_backward_filter(
+            on, **operands, **wide.window, algorithm=algorithm.removeprefix(kind),
+            workspace=workspace + p.prepared_bytes(kind),
         )  # fmt: skip
+        k, c, r, s = dw.shape4
+        y = dw if kind == PADDED else Array.channels_last(dw.address, (k, r * s * c, 1, 1), dw.dtype)
+        return sequence(made["x"], convolution, map_ops.cut_channels(on, x=operands["dw"], y=y))
     launch, name = _bind(on, p, algorithm, workspace)
     if variant_of(name) != ROUNDED:
         return launch

@@ -17,7 +17,7 @@ from typing import Any
 from minidnn.errors import DeviceError
 from minidnn.ops.array import Array
 from minidnn.ops.kernels import Launcher, load_library
-from minidnn.ops.plans import FUSED, PADDED, ROUNDED, SPLIT, PlanStore, Problem, engine_of, variant_of
+from minidnn.ops.plans import FUSED, PREPARED, ROUNDED, SPLIT, PlanStore, Problem, engine_of, variant_of
 from minidnn.profile.profile import Algorithm
 from minidnn.units import MiB, round_up
 
@@ -135,10 +135,10 @@ class Plans:
                 with suppress(Exception):  # not every engine can be written down; it is built again then
                     blobs[name] = bytes(built.graph.serialize())
         algorithms = [built.algorithm for built in found.values()]
-        wide = problem.padded()
-        if wide is not None:
-            more = problem.padded_bytes
-            algorithms += [replace(a, name=PADDED + a.name, workspace=more + a.workspace) for a in self.explore(wide)]
+        for kind in PREPARED:
+            wide, more = problem.prepared(kind), problem.prepared_bytes(kind)
+            others = self.explore(wide) if wide is not None else ()
+            algorithms += [replace(a, name=kind + a.name, workspace=more + a.workspace) for a in others]
         self.store.put(problem.key, tuple(replace(a, ms=known.get(a.name)) for a in algorithms), blobs)
         return self.store.algorithms(problem.key)
 

@@ -19,21 +19,27 @@ Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]
 FUSED, ROUNDED = "fused ", "rounded "
 """How the names of plans begin whose epilogue is fused, and of those that leave dW in bf16, for a cast to follow."""
-PADDED = "padded "
-"""How the names of plans begin that are plans for more channels: X and W are filled up with zeros in the workspace."""
+PREPARED = (PADDED, UNFOLDED) = ("padded ", "unfolded ")
+"""How the names of plans begin that are plans for other X and W, which are made in the workspace: with zeros for more
+channels, or with all values of a window as the channels of a pixel."""
 SPLIT = "split "
 """How the names of plans begin that run over a batch in parts, one after another: `split 4 eng1`."""
 BATCHED = ("x", "y", "dy", "dx", "mask")
 """Operands whose first axis is the batch's."""
 SPLITS = (4, 16)
 """Into at most so many parts a batch is split. cuDNN's Winograd and FFT engines want workspaces in proportion to it."""
-FORMAT = 2
-"""Of the store: one that knows no padded plans is looked at as if there were none."""
+FORMAT = 3
+"""Of the store: one that knows no unfolded plans is looked at as if there were none."""
 
 
 def variant_of(name: str) -> str:
     """What the name of a plan that is not padded begins with: FUSED, ROUNDED, or nothing."""
     return next((variant for variant in (FUSED, ROUNDED) if name.startswith(variant)), "")
+
+
+def kind_of(name: str) -> str:
+    """Which of PREPARED the name of a plan begins with, or nothing."""
+    return next((kind for kind in PREPARED if name.startswith(kind)), "")
 
 
 def split_of(name: str) -> tuple[int, str] | None:
@@ -94,30 +100,50 @@ class Problem:
         """What a ROUNDED plan needs beside cuDNN's workspace: dW in bf16."""
         return round_up(2 * self.operands[-1][1].size, 256)
 
-    def padded(self, workspace: int = 0) -> Problem | None:
-        """The same convolution over as many channels as 16 bytes hold, in arrays at the front of the workspace; None
-        where X does not want them. Tensor cores read 16 bytes at a time: of an image's three channels cuDNN's good
-        engines make nothing. What the zeros add to Y is zero, and what they get of dW is cut off.
+    def prepared(self, kind: str, workspace: int = 0) -> Problem | None:
+        """The same convolution over X and W as plans of that kind (of PREPARED) want them, in arrays at the front of
+        the workspace; None where X does not want it. Tensor cores read 16 bytes at a time: of an image's three channels
+        cuDNN's good engines make nothing. What the zeros add to Y is zero, and what they get of dW is cut off.
         """
-        arrays = self.arrays
-        x, w = arrays.get("x"), "dw" if "dw" in arrays else "w"
+        x, name = self.arrays.get("x"), "dw" if "dw" in self.arrays else "w"
         if x is None or self.precision == "fp32" or self.groups > 1 or "nhwc" not in x.layouts:
             return None
-        channels = 16 // x.itemsize
-        if x.shape4[1] >= channels or x.size // x.shape4[1] >= 2**31:
+        w, full = self.arrays[name], 16 // x.itemsize
+        (n, c, height, width), (k, _, r, s) = x.shape4, w.shape4
+        if c >= full or n * height * width >= 2**31:
             return None
-        wide_x = x.with_channels(channels, workspace)
-        wide = {"x": wide_x, w: arrays[w].with_channels(channels, workspace + round_up(wide_x.nbytes, 256))}
-        return replace(self, operands=tuple((name, wide.get(name, array)) for name, array in self.operands))
+        if kind == PADDED:
+            shapes, window = ((n, full, height, width), (k, full, r, s)), self.window
+        elif r * s == 1 or "nhwc" not in w.layouts:
+            return None
+        else:
+            channels = round_up(r * s * c, 16)
+            shapes = (n, channels, *self.pixels), (k, channels, 1, 1)
+            window = {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1)}
+        wide_x = Array.channels_last(workspace, shapes[0], x.dtype)
+        wide_w = Array.channels_last(workspace + round_up(wide_x.nbytes, 256), shapes[1], w.dtype)
+        wide = {"x": wide_x, name: wide_w}
+        operands = tuple((name, wide.get(name, array)) for name, array in self.operands)
+        return replace(self, operands=operands, **window)
 
-    @property
-    def padded_bytes(self) -> int:
-        """What a PADDED plan needs beside the workspace of the plan for more channels."""
-        wide = self.padded()
+    def prepared_bytes(self, kind: str) -> int:
+        """What a plan of that kind needs beside the workspace of the plan for the other X and W."""
+        wide = self.prepared(kind)
         if wide is None:
             return 0
         pairs = zip(self.operands, wide.operands, strict=True)
         return sum(round_up(b.nbytes, 256) for (_, a), (_, b) in pairs if a != b)
+
+    @property
+    def window(self) -> dict[str, Any]:
+        """Stride, padding and dilation by name."""
+        return {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
+
+    @property
+    def pixels(self) -> Pair:
+        """Height and width of the output's images."""
+        _, _, p, q = (self.arrays.get("y") or self.arrays["dy"]).shape4
+        return p, q
 
     @property
     def part_counts(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from minidnn.device.base import numpy_dtype
 from minidnn.errors import DeviceError, ShapeError
 from minidnn.ops import blas, cudnn_ops, cudnn_plans
 from minidnn.ops.numpy_ops import OPS
-from minidnn.ops.plans import PlanStore
+from minidnn.ops.plans import SPLIT, PlanStore
 from tests.cuda.support import Cuda, difference
 
 pytestmark = pytest.mark.cuda
@@ -23,12 +24,16 @@ LAYOUTS = pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 CONVOLUTIONS = {  # (N, C, H, W), K, (R, S), stride, padding, dilation, groups
     "3x3": ((2, 16, 12, 12), 32, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 1),
     "first layer": ((2, 3, 19, 17), 8, (5, 5), (2, 2), ((2, 2), (2, 2)), (1, 1), 1),
+    "images": ((4, 3, 16, 16), 8, (5, 5), (2, 2), ((2, 2), (2, 2)), (1, 1), 1),
     "1x1 strided": ((3, 8, 9, 9), 16, (1, 1), (2, 2), ((0, 0), (0, 0)), (1, 1), 1),
     "dilated": ((1, 8, 14, 14), 8, (3, 3), (1, 1), ((2, 2), (2, 2)), (2, 2), 1),
     "odd channels": ((2, 5, 9, 8), 7, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 1),
     "grouped": ((2, 16, 8, 8), 32, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 2),
     "one row": ((1, 16, 6, 6), 16, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 1),
 }
+
+
+IN_PARTS = ("3x3", "images")
 
 
 def normal(shape: tuple[int, ...], precision: str, seed: int) -> np.ndarray:
@@ -54,9 +59,9 @@ def layer(case: str, precision: str) -> tuple[dict[str, np.ndarray], dict[str, A
 
 def every_plan(
     cuda: Cuda, function: str, inputs: dict[str, np.ndarray], output: str, shape: tuple[int, ...], dtype: str,
-    layout: str, precision: str, compiled: int, **attributes: Any,
+    layout: str, precision: str, compiled: int, parts: bool = False, **attributes: Any,
 ) -> None:  # fmt: skip
-    """Run the op with each plan and compare with the host."""
+    """Run the op with each plan (`parts`: over parts of the batch) and compare with the host."""
     host = {name: np.array(value) for name, value in inputs.items()}
     host[output] = np.zeros(shape, np.float32)
     reference = {name: a.astype(np.float32) for name, a in host.items()}
@@ -69,6 +74,10 @@ def every_plan(
     assert cuda.context.plans is not None
     plans = cuda.context.plans.explore(problem, compiled)
     assert plans
+    if parts:
+        with patch("minidnn.ops.cudnn_plans.LARGE", 0):
+            plans = cuda.context.plans.in_parts(problem)
+        assert all(p.name.startswith(SPLIT) for p in plans)
     assert len({p.name for p in plans}) == len(plans)
     for plan in plans:
         result = cuda.empty(shape, dtype, layout)
@@ -82,11 +91,16 @@ def every_plan(
 
 @PRECISIONS
 @LAYOUTS
-@pytest.mark.parametrize("case", CONVOLUTIONS)
-def test_every_plan_of_a_convolution_is_the_hosts(cuda: Cuda, case: str, layout: str, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "parts"), [*((case, False) for case in CONVOLUTIONS), *((case, True) for case in IN_PARTS)]
+)
+def test_every_plan_of_a_convolution_is_the_hosts(
+    cuda: Cuda, case: str, parts: bool, layout: str, precision: str
+) -> None:
     a, window, y_shape = layer(case, precision)
     dtype = "bfloat16" if precision == "bf16" else "float32"
-    how: Any = (dtype, layout, precision, int(case == "3x3"))  # compiling plans takes seconds: one case has to do
+    # Compiling plans takes seconds: one case has to do.
+    how: Any = (dtype, layout, precision, int(case == "3x3" and not parts), parts)
     forward = {name: a[name] for name in ("x", "w", "b")}
     every_plan(cuda, "conv2d_forward", forward, "y", y_shape, *how, **window, relu=True)
     every_plan(cuda, "conv2d_forward", {"x": a["x"], "w": a["w"]}, "y", y_shape, *how, **window, relu=False)

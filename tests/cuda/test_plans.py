@@ -15,7 +15,7 @@ from minidnn.graph.tensor import Role, Tensor
 from minidnn.ops.array import Array
 from minidnn.ops.cudnn_ops import problem
 from minidnn.ops.cudnn_plans import COMPILED, Plans
-from minidnn.ops.plans import FUSED, PADDED, ROUNDED, PlanStore, Problem, split_of
+from minidnn.ops.plans import FUSED, PADDED, PREPARED, ROUNDED, PlanStore, Problem, kind_of, split_of
 from minidnn.profile.profile import Algorithm
 
 WINDOW: dict[str, Any] = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1)}
@@ -260,16 +260,18 @@ def test_a_convolution_of_few_channels_has_plans_for_more_too(cudnn: Frontend) -
     plans, p = Plans(0, PlanStore(None)), image(3)
     found = {a.name: a.workspace for a in plans.explore(p)}
     more = 2 * (8 * 16 * 16 * 8 + 32 * 9 * 8)
-    assert p.padded_bytes == more
-    assert [n for n in found if n.startswith(PADDED)] == [PADDED + n for n in found if not n.startswith(PADDED)]
+    assert p.prepared_bytes(PADDED) == more
+    plain = [n for n in found if not kind_of(n)]
+    assert list(found) == plain + [kind + n for kind in PREPARED for n in plain]
     assert found["padded eng2"] == found["eng2"] + more
-    assert not any(a.name.startswith(PADDED) for a in plans.explore(image(8)))
+    assert found["unfolded eng2"] == found["eng2"] + 2 * (8 * 16 * 16 * 32 + 32 * 32)
+    assert not any(kind_of(a.name) for a in plans.explore(image(8)))
 
 
-def test_padded_plans_come_last_until_they_are_measured(cudnn: Frontend) -> None:
+def test_plans_over_other_operands_come_last_until_they_are_measured(cudnn: Frontend) -> None:
     plans, p = Plans(0, PlanStore(None)), image(3)
     names = [a.name for a in plans.algorithms(p)]
-    assert names == sorted(names, key=lambda name: name.startswith(PADDED))
+    assert names == sorted(names, key=lambda name: ["", *PREPARED].index(kind_of(name)))
     plans.record(p, {"padded eng2": 0.25, "eng0": 0.5})
     assert [a.name for a in plans.algorithms(p)][:2] == ["padded eng2", "eng0"]
 
@@ -350,7 +352,7 @@ def test_times_of_other_kernels_are_forgotten(tmp_path: Path) -> None:
 
 def test_a_damaged_store_counts_as_empty_and_so_does_an_older_one(tmp_path: Path) -> None:
     path = tmp_path / "plans.json"
-    wrong_link = '{"format": 2, "launch_ms": 1, "times": {}, "link": {"up": 1}, "plans": {}}'
+    wrong_link = '{"format": 3, "launch_ms": 1, "times": {}, "link": {"up": 1}, "plans": {}}'
     older = '{"launch_ms": 1, "times": {"a": 1}, "link": null, "plans": {"b": []}}'
     for text in ("{", "[]", '{"plans": {}}', wrong_link, older):
         path.write_text(text)

@@ -1,4 +1,5 @@
-"""Plans over more channels than X has: the kernels that fill up and cut off, and a convolution through them."""
+"""Plans over other X and W than the given ones: the kernels that fill up, unfold and cut off, and convolutions through
+them; and plans over parts of a batch."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ import pytest
 
 from minidnn.device.base import numpy_dtype
 from minidnn.errors import DeviceError
-from minidnn.ops import cudnn_ops, map_ops
+from minidnn.ops import cudnn_ops, image_ops, map_ops
 from minidnn.ops.kernels import Launcher
 from minidnn.ops.numpy_ops import OPS
-from minidnn.ops.plans import PADDED, PlanStore, Problem
+from minidnn.ops.plans import PADDED, PREPARED, UNFOLDED, PlanStore, Problem, kind_of
 from tests.cuda.fake import HostPlans
 from tests.cuda.support import Emulated, Place, difference
 from tests.cuda.test_kernels import normal
@@ -43,6 +44,34 @@ def test_channels_are_filled_up_with_zeros_and_cut_off_again(
     assert (place.get(back) == value).all()
 
 
+@pytest.mark.parametrize("dtype", WIDTHS)
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "padding", "dilation"),
+    [
+        (3, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)), (1, (5, 2), (2, 1), ((0, 3), (1, 0)), (1, 2)),
+        (2, (4, 4), (4, 3), ((2, 2), (2, 2)), (2, 1)),
+    ],
+)  # fmt: skip
+def test_windows_become_channels(
+    place: Place, dtype: str, channels: int, kernel: Any, stride: Any, padding: Any, dilation: Any
+) -> None:
+    value = normal((6, channels, 13, 9), dtype)
+    padded = np.pad(value, ((0, 0), (0, 0), *padding))
+    r, s = kernel
+    p, q = ((padded.shape[2 + i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in (0, 1))
+    y = place.empty((6, -(-r * s * channels // 16) * 16, p, q), dtype, "NHWC")
+    window: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+    image_ops.unfold(place.context, x=place.put(value, "NHWC"), y=y, **window)()
+    place.check()
+    found = place.get(y)
+    taps = [
+        padded[:, :, i * dilation[0] :: stride[0], j * dilation[1] :: stride[1]][:, :, :p, :q]
+        for i in range(r) for j in range(s)
+    ]  # fmt: skip
+    assert (found[:, : r * s * channels] == np.concatenate(taps, 1)).all()
+    assert (found[:, r * s * channels :] == 0).all()
+
+
 class Plans(HostPlans):
     """Plans that use their workspace."""
 
@@ -68,21 +97,33 @@ def problem(dtype: str, channels: int, layout: str = "NHWC", groups: int = 1, pr
 
 def test_only_few_channels_that_lie_innermost_are_filled_up() -> None:
     for dtype, width in WIDTHS.items():
-        wide = problem(dtype, 3).padded(1024)
+        wide = problem(dtype, 3).prepared(PADDED, 1024)
         assert wide is not None
         assert [a.shape[1] for _, a in wide.operands] == [width, width, 6]
         x, w = wide.arrays["x"], wide.arrays["w"]
         assert (x.address, w.address) == (1024, 1024 + -(-x.nbytes // 256) * 256)
-        assert problem(dtype, 3).padded_bytes == w.address - 1024 + -(-w.nbytes // 256) * 256
-        assert problem(dtype, width).padded() is None
-        assert problem(dtype, 3, "NCHW").padded() is None
-        assert problem(dtype, 3, groups=3).padded() is None
-    assert problem("float32", 3, precision="fp32").padded() is None
+        assert problem(dtype, 3).prepared_bytes(PADDED) == w.address - 1024 + -(-w.nbytes // 256) * 256
+        for kind in PREPARED:
+            assert problem(dtype, width).prepared(kind) is None
+            assert problem(dtype, 3, "NCHW").prepared(kind) is None
+            assert problem(dtype, 3, groups=3).prepared(kind) is None
+            assert problem("float32", 3, precision="fp32").prepared(kind) is None
+            assert problem("float32", 3, precision="fp32").prepared_bytes(kind) == 0
 
 
-@pytest.mark.parametrize("plan", ["fused host", "host"])
+def test_unfolded_a_convolution_has_windows_of_one_pixel() -> None:
+    for dtype in WIDTHS:
+        flat = problem(dtype, 3).prepared(UNFOLDED, 1024)
+        assert flat is not None
+        assert (flat.stride, flat.padding, flat.dilation) == ((1, 1), ((0, 0), (0, 0)), (1, 1))
+        assert [a.shape for _, a in flat.operands] == [(2, 32, 5, 8), (6, 32, 1, 1), (2, 6, 5, 8)]
+        x, w = flat.arrays["x"], flat.arrays["w"]
+        assert (x.address, w.address) == (1024, 1024 + -(-x.nbytes // 256) * 256)
+
+
+@pytest.mark.parametrize("plan", [f"{kind}{plan}" for kind in PREPARED for plan in ("fused host", "host")])
 @pytest.mark.parametrize("dtype", WIDTHS)
-def test_a_convolution_over_filled_up_channels_is_the_same(dtype: str, plan: str) -> None:
+def test_a_convolution_over_other_operands_is_the_same(dtype: str, plan: str) -> None:
     place = Emulated(PRECISION[dtype])
     plans: Any = Plans(0, PlanStore(None))
     on = replace(place.context, plans=plans)
@@ -95,9 +136,9 @@ def test_a_convolution_over_filled_up_channels_is_the_same(dtype: str, plan: str
     relu: dict[str, Any] = {"relu": True}
     for function, arrays, more in (("conv2d_forward", forward, relu), ("conv2d_backward_filter", backward, {})):
         p = cudnn_ops.problem(function, PRECISION[dtype], arrays, **WINDOW, **more)
-        space = place.empty((p.padded_bytes + 4096,), "uint8")
+        space = place.empty((p.prepared_bytes(kind_of(plan)) + 4096 + 16,), "uint8")
         aligned = -(-space.address // 16) * 16
-        getattr(cudnn_ops, function)(on, **arrays, **WINDOW, **more, algorithm=PADDED + plan, workspace=aligned)()
+        getattr(cudnn_ops, function)(on, **arrays, **WINDOW, **more, algorithm=plan, workspace=aligned)()
         place.check()
     window = {**WINDOW, "groups": 1, "algorithm": "implicit", "workspace": None}
     host: dict[str, Any] = {"x": x, "w": w, "b": b, "y": np.zeros(y.shape, numpy_dtype(dtype))}
@@ -108,7 +149,7 @@ def test_a_convolution_over_filled_up_channels_is_the_same(dtype: str, plan: str
     assert difference(place.get(dw), host["dw"]) <= 1e-5
 
 
-@pytest.mark.parametrize("plan", ["fused host", "host", "padded fused host", "padded host"])
+@pytest.mark.parametrize("plan", [f"{kind}{plan}" for kind in ("", *PREPARED) for plan in ("fused host", "host")])
 @pytest.mark.parametrize("dtype", WIDTHS)
 def test_a_convolution_of_a_batch_in_parts_is_the_same(dtype: str, plan: str) -> None:
     place = Emulated(PRECISION[dtype])
@@ -128,13 +169,13 @@ def test_a_convolution_of_a_batch_in_parts_is_the_same(dtype: str, plan: str) ->
         ("conv2d_forward", "x w b y", 8e-3), ("conv2d_backward_data", "dy w mask dx", 8e-3),
         ("conv2d_backward_filter", "x dy dw", 1e-5),
     ):  # fmt: skip
-        if plan.startswith(PADDED) and function == "conv2d_backward_data":
+        if kind_of(plan) and function == "conv2d_backward_data":
             continue
         arrays: dict[str, Any] = {n: (given | results)[n] for n in names.split()}
         relu: dict[str, Any] = {"relu": True} if function == "conv2d_forward" else {}
         p = cudnn_ops.problem(function, PRECISION[dtype], arrays, **WINDOW, **relu)
         part = p.parts(4)[0]
-        space = place.empty((p.split_bytes + part.padded_bytes + 4096 + 16,), "uint8")
+        space = place.empty((p.split_bytes + part.prepared_bytes(kind_of(plan)) + 4096 + 16,), "uint8")
         aligned = -(-space.address // 16) * 16
         getattr(cudnn_ops, function)(
             on, **arrays, **WINDOW, **relu, algorithm=f"split 4 {plan}", workspace=aligned
@@ -152,8 +193,9 @@ def test_a_batch_that_cannot_be_split_so_is_refused() -> None:
         cudnn_ops.conv2d_forward(place.context, **arrays, **WINDOW, algorithm="split 3 host", workspace=512)
 
 
-def test_a_padded_plan_for_many_channels_is_refused() -> None:
+@pytest.mark.parametrize("kind", PREPARED)
+def test_a_plan_over_other_operands_is_refused_for_many_channels(kind: str) -> None:
     place = Emulated("bf16")
     arrays: dict[str, Any] = dict(problem("bfloat16", 16).operands)
-    with pytest.raises(DeviceError, match="a padded plan is not for conv2d_forward"):
-        cudnn_ops.conv2d_forward(place.context, **arrays, **WINDOW, algorithm="padded host", workspace=512)
+    with pytest.raises(DeviceError, match=f"a plan that is {kind}is not for conv2d_forward"):
+        cudnn_ops.conv2d_forward(place.context, **arrays, **WINDOW, algorithm=f"{kind}host", workspace=512)
