@@ -250,7 +250,7 @@ def elementwise(on: Context) -> Iterator[Case]:
         )  # fmt: skip
 
         def windows(y: torch.Tensor = y, x: torch.Tensor = x, k: int = k, s: int = stride, pad: int = pad) -> float:
-            n, wide, p, q = y.shape
+            _, wide, p, q = y.shape
             taps = F.unfold(x[:4].float(), k, padding=pad, stride=s).view(4, 3, k * k, p, q).transpose(1, 2)
             return gap(y[:4], F.pad(taps.reshape(4, 3 * k * k, p, q), (0, 0, 0, 0, 0, wide - 3 * k * k)))
 
