@@ -64,10 +64,10 @@ def _convolution(device: CudaDevice, graph: Graph, op: Op) -> tuple[Algorithm, .
     found = device.plans(device.stream("compute")).algorithms(p)
     if not device.in_use:
         found = _measured(device, op, p, arrays)
-    return _worth_their_workspace(tuple(a for a in found if a.ms is not None)) or found
+    return worth_their_workspace(tuple(a for a in found if a.ms is not None)) or found
 
 
-def _worth_their_workspace(found: tuple[Algorithm, ...]) -> tuple[Algorithm, ...]:
+def worth_their_workspace(found: tuple[Algorithm, ...]) -> tuple[Algorithm, ...]:
     """Without those whose workspace is LARGE and buys nothing: one that needs less is as fast as the fastest."""
     fastest = [a for a in found if a.ms is not None and found[0].ms is not None and a.ms <= NOISE * found[0].ms]
     least = min((a.workspace for a in fastest), default=0)

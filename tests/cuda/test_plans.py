@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
+from minidnn.device.cuda_profile import worth_their_workspace
 from minidnn.errors import DeviceError
 from minidnn.graph.tensor import Role, Tensor
 from minidnn.ops.array import Array
@@ -303,6 +304,18 @@ def test_plans_with_large_workspaces_are_offered_for_parts_of_the_batch_too(cudn
     assert [a.name for a in plans.algorithms(p)][-2:] == ["split 4 eng6", "split 8 eng6"]
     plans.record(p, {"split 8 eng6": 0.5})
     assert plans.algorithms(p)[0].name == "split 8 eng6"
+
+
+def test_a_large_workspace_must_buy_time() -> None:
+    mib = 2**20
+    ways = (
+        Algorithm("whole", 800 * mib, 1.0), Algorithm("split 4 whole", 200 * mib, 1.01),
+        Algorithm("split 16 whole", 150 * mib, 1.015), Algorithm("other", 0, 1.2), Algorithm("slow", 900 * mib, 1.5),
+    )  # fmt: skip
+    found = worth_their_workspace(ways)
+    assert [a.name for a in found] == ["split 4 whole", "split 16 whole", "other", "slow"]
+    assert worth_their_workspace(ways[:1]) == ways[:1]
+    assert worth_their_workspace(()) == ()
 
 
 def test_a_plan_that_is_known_is_built_alone(cudnn: Frontend, tmp_path: Path) -> None:
