@@ -76,7 +76,7 @@ def _read_densities(path: str, graph: Graph) -> dict[str, float]:
     return found
 
 
-def training_graph(args: argparse.Namespace, mode: str = "keep") -> Graph:
+def training_graph(args: argparse.Namespace, mode: str) -> Graph:
     """The iteration (SGD with momentum) that a trainer runs in a mode, of the network that the options name."""
     (_, graph), *_ = training_graphs(args, [mode])
     return graph

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         parse_mode(policy)
     if args.budgets > MOST_BUDGETS:
         raise ArgumentError(f"--budgets is {args.budgets}; it must be at most {MOST_BUDGETS}")
-    graph = training_graph(args)
+    graph = training_graph(args, "best")  # all policies are compared on the iteration of planners
     profile = with_times(graph, profile_for(args, graph))
     title = f"{args.model}, batch {args.batch}, {args.precision}, {profile.source}"
     console.say(title)

@@ -62,6 +62,16 @@ def test_a_sweep_goes_from_the_least_to_the_most_that_helps(tmp_path: Path) -> N
     assert all((tmp_path / name).stat().st_size > 1000 for name in ("ratio.png", "rate.png"))
 
 
+def test_a_sweep_plans_the_iteration_that_plan_does() -> None:
+    """In fp32 the native base and keep have an op more, which copies the batch; planners do not."""
+    network = ("smallvgg", "--batch", "16", "--gpu", "v100", "--target", "native")
+    found = json_of("sweep", *network, "--budgets", "3", "--policies", "greedy")
+    points = found["policies"]["greedy"]
+    for budget, ms, nbytes in zip(found["budgets"], points["ms"], points["peak_bytes"], strict=True):
+        planned = json_of("plan", *network, "--policy", "greedy", "--budget", str(budget))
+        assert (planned["iteration_ms"], planned["peak_bytes"]) == (ms, nbytes)
+
+
 def test_planners_are_modes_of_simulate_and_compare() -> None:
     budget = str(needed() * 5 // 4)
     modes = ("--modes", "best,greedy,vdnn++:all(p)", "--check")
