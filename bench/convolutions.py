@@ -21,7 +21,8 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.environment import describe
-from bench.kernels import array, gap, milliseconds, poisoned
+from bench.kernel_cases import array, gap, poisoned
+from bench.kernels import milliseconds
 from minidnn.ops import cudnn_ops
 from minidnn.ops.context import Context
 from minidnn.ops.cudnn_plans import Plans

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from bench.checks import outcome
+from bench.gpu_sections import all_modes, checks, convolutions, modes, peers
 from bench.markdown import origin, table
-from bench.sections import PARTS, all_modes, all_planners, checks, convolutions, modes, peers, planners, rewritten
+from bench.sections import PARTS, all_planners, planners, rewritten
 
 HERE: dict[str, Any] = {
     "cpu": "a processor", "cores": 2, "python": "3.12", "versions": {"numpy": "2.4", "torch": None},

@@ -1,0 +1,183 @@
+"""The parts of the documentation that tell what was measured on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from pathlib import Path
+
+from bench.markdown import Result, files, heading, milliseconds, origin, size, table
+from minidnn.units import GiB, format_ms
+
+COLUMNS = (
+    ("base(p)", ""), ("keep(p)", ""), ("vdnn:all(p)", ""), ("vdnn++:all(p)", ""), ("vdnn:conv(p)", ""),
+    ("vdnn++:conv(p)", ""), ("best", "75%"), ("best", "60%"), ("best", "least"),
+)  # fmt: skip
+"""Modes and budgets of the short table; rows that a file does not have leave their column out."""
+
+
+def modes(results: Path) -> str:
+    """README: what a mode costs, one line for each network and precision."""
+    text = ""
+    for file, found in files(results, "modes-*.json"):
+        rows = {(setting(r), r["mode"], r["budget"]): r for r in found["rows"].values()}
+        columns = [c for c in COLUMNS if any(key[1:] == c for key in rows)]
+        lines = [
+            [name, *(mode_cell(rows.get((name, *column))) for column in columns)]
+            for name in dict.fromkeys(key[0] for key in rows)
+        ]
+        head = ["network, batch", *(f"`{mode}`{f' in {budget}' if budget else ''}" for mode, budget in columns)]
+        text += pictures(results, file, list(found["rows"].values())[:1], "bench/results")
+        text += table(head, lines) + origin(file, found, "modes.py")
+    return text
+
+
+def all_modes(results: Path) -> str:
+    """Every row of the modes bench."""
+    text = ""
+    for file, found in files(results, "modes-*.json"):
+        text += heading(f"Memory modes on {found['card']}")
+        text += pictures(results, file, found["rows"].values(), "../bench/results")
+        for name, rows in groupby(found["rows"].values(), key=setting):
+            lines = [
+                [f"`{r['mode']}`", r["budget"] or "-", milliseconds(r.get("ms")),
+                 f"{r['images_per_s']:.0f}" if r["fits"] else "-",
+                 *(size(r.get(k)) for k in ("peak_bytes", "arena_bytes", "pinned_bytes", "offloaded_bytes")),
+                 stalls(r.get("stall_ms")), *simulated(r)]
+                for r in rows
+            ]  # fmt: skip
+            head = ["mode", "budget", "ms", "images/s", "peak", "arena", "pinned", "offloaded", "stalls ms",
+                    "simulated ms", "error", "bound ms"]  # fmt: skip
+            text += heading(name) + table(head, lines)
+        text += origin(file, found, "modes.py")
+    return text
+
+
+def peers(results: Path) -> str:
+    """minidnn beside PyTorch: a line for each network and precision, a column for each way to train."""
+    text = ""
+    for file, found in files(results, "peers-*.json"):
+        cells = {tuple(key.split(": ", 1)): row for key, row in found["rows"].items()}
+        networks, ways = (list(dict.fromkeys(key[k] for key in cells)) for k in (0, 1))
+        names = [way.replace("torch", "PyTorch", 1) if way.startswith("torch") else f"minidnn `{way}`" for way in ways]
+        lines = [[network, *(peer_cell(cells.get((network, way))) for way in ways)] for network in sorted(networks)]
+        text += table(["", *names], lines) + origin(file, found, "peers.py")
+    return text
+
+
+def kernels(results: Path) -> str:
+    """Our own CUDA kernels against the card's copy rate."""
+    text = ""
+    for file, found in files(results, "kernels-*.json"):
+        rows = found["kernels"]
+        good = sum(row["share"] >= 0.8 for row in rows)
+        right = "all right" if all(r["right"] for r in rows) else f"{sum(r['right'] for r in rows)} right"
+        text += (
+            f"{len(rows)} cases, {right}; {good} reach 80 % or more of the card's copy rate, "
+            f"{found['copy_GBps']:.0f} GB/s read and written.\n\n"
+        )
+        lines = [
+            [r["kernel"], f"{r['ms']:.4f}", f"{r['GB/s']:.0f}", f"{100 * r['share']:.0f} %", f"{r['error']:.1e}"]
+            for r in rows
+        ]
+        text += table(["kernel", "ms", "GB/s", "of copy rate", "error"], lines) + origin(file, found, "kernels.py")
+    return text
+
+
+def checks(results: Path) -> str:
+    """What must hold on a GPU: each check, whether it does, and its figures."""
+    text = ""
+    for file, found in files(results, "checks-*.json"):
+        rows = found["rows"].items()
+        lines = [[name, "holds" if row["holds"] else "**does not hold**", figures(row)] for name, row in rows]
+        text += table(["check", "", "figures"], lines) + origin(file, found, "checks.py")
+    return text
+
+
+def figures(row: Result) -> str:
+    """What a check found, for a reader."""
+    if "test_accuracy" in row:
+        return ", ".join(f"{precision} {accuracy:.2%}" for precision, accuracy in row["test_accuracy"].items())
+    if "gap" in row:
+        return "largest gap, of the largest loss: " + ", ".join(f"{p} {gap:.1e}" for p, gap in row["gap"].items())
+    if "logits" in row:
+        return "largest gap, of the largest logit: " + ", ".join(f"{n} {gap:.1e}" for n, gap in row["logits"].items())
+    if "equal" in row:
+        modes = sum(len(found) for found in row["equal"].values())
+        same = sum(equal for found in row["equal"].values() for equal in found.values())
+        return f"{same} of {modes} runs have the gradients of base after {row['steps']} steps"
+    if "grown" in row:
+        return f"{row['steps']} steps each of {', '.join(f'`{mode}`' for mode in row['grown'])}"
+    return "; ".join([f"{row.get('passed', 0)} tests passed", *row.get("sanitizer", ())])
+
+
+def convolutions(results: Path) -> str:
+    """The convolutions of VGG-16 through cuDNN: the fastest plans, and the fastest without workspace, added up."""
+    text = ""
+    for file, found in files(results, "convolutions-*.json"):
+        lines = []
+        for precision in dict.fromkeys(r["precision"] for r in found["plans"]):
+            rows = [r for r in found["plans"] if r["precision"] == precision]
+            sums = []
+            for rule in (lambda r: True, lambda r: r["deterministic"], lambda r: r["workspace"] == 0):
+                best: dict[tuple[str, str], float] = {}
+                for r in filter(rule, rows):
+                    key = (r["layer"], r["function"])
+                    best[key] = min(best.get(key, r["ms"] * r["times"]), r["ms"] * r["times"])
+                sums.append(f"{sum(best.values()):.2f} ({len(best)})")
+            lines.append([precision, str(len(rows)), *sums])
+        head = ["precision", "plans", "fastest, ms (problems)", "deterministic", "without workspace"]
+        text += table(head, lines) + origin(file, found, "convolutions.py")
+    return text
+
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
+def setting(row: Result) -> str:
+    """Network, batch, precision and graph of a row of the modes bench."""
+    network = row["network"].rpartition(":")[0]
+    return f"{network} ({row['batch']}), {row['precision']}, {row['target']}"
+
+
+def pictures(results: Path, file: str, rows: Iterable[Result], folder: str) -> str:
+    """Time against memory, by bench/tradeoff.py, of the networks and precisions of these rows, where it was drawn;
+    `folder` is that of the results as the page sees it."""
+    card = Path(file).stem.partition("-")[2]
+    text = ""
+    for network, precision in dict.fromkeys((row["network"], row["precision"]) for row in rows):
+        name = f"tradeoff-{card}-{network.replace(':', '-')}-{precision}.png"
+        if (results / name).exists():
+            text += f"![Time against memory: {network}, {precision}]({folder}/{name})\n\n"
+    return text
+
+
+def mode_cell(row: Result | None) -> str:
+    """Time and memory of a mode."""
+    if row is None:
+        return "-"
+    if not row["fits"]:
+        return "does not fit"
+    return f"{format_ms(row['ms'])} ms, {row['peak_bytes'] / GiB:.1f} GiB"
+
+
+def peer_cell(row: Result | None) -> str:
+    """Time and memory. PyTorch's time includes the copy of the batch, as ours does; its memory is what it has in use
+    once its allocator has given back what choosing algorithms took."""
+    if row is None:
+        return "-"
+    nbytes = row.get("steady_peak_bytes", row["peak_bytes"])
+    return f"{format_ms(row.get('ms_with_copy', row['ms']))} ms, {nbytes / GiB:.1f} GiB"
+
+
+def stalls(by_cause: Mapping[str, float] | None) -> str:
+    """Causes that stalled an iteration for long enough to say so."""
+    parts = [f"{cause} {ms:.1f}" for cause, ms in (by_cause or {}).items() if ms >= 0.05]
+    return ", ".join(parts) or "-"
+
+
+def simulated(row: Result) -> list[str]:
+    """What the simulator said, its error, and the lower bound."""
+    said, bounds = row.get("simulated") or {}, row.get("bounds") or {}
+    error = said.get("error_percent")
+    return [milliseconds(said.get("ms")), "-" if error is None else f"{error:+.1f} %", milliseconds(bounds.get("ms"))]
