@@ -17,7 +17,7 @@ from typing import Any
 from minidnn.errors import DeviceError
 from minidnn.ops.array import Array
 from minidnn.ops.kernels import Launcher, load_library
-from minidnn.ops.plans import FUSED, PREPARED, ROUNDED, SPLIT, PlanStore, Problem, engine_of, variant_of
+from minidnn.ops.plans import FUSED, PREPARED, ROUNDED, SPLIT, PlanStore, Problem, engine_of, split_of, variant_of
 from minidnn.profile.profile import Algorithm
 from minidnn.units import MiB, round_up
 
@@ -148,6 +148,7 @@ class Plans:
         known = self.store.algorithms(problem.key)
         best = min((a.ms for a in known if a.ms is not None), default=inf)
         engines = {engine_of(a.name) for a in known if a.workspace >= LARGE and (a.ms or best) <= HOPELESS * best}
+        engines = {engine for engine in engines if split_of(engine) is None}  # a part is not split again
         names = {a.name for a in known}
         found: list[Algorithm] = []
         for count in problem.part_counts if engines else ():

@@ -306,6 +306,19 @@ def test_plans_with_large_workspaces_are_offered_for_parts_of_the_batch_too(cudn
     assert plans.algorithms(p)[0].name == "split 8 eng6"
 
 
+def test_a_part_of_a_batch_is_not_split_again(cudnn: Frontend) -> None:
+    """Nor where as many images have been a batch of their own."""
+    arrays = {"x": array((16, 16, 16, 16), "float32", 0), "w": array((32, 16, 3, 3), "float32", 0)}
+    whole = problem("conv2d_forward", "fp32", arrays | {"y": array((16, 32, 16, 16), "float32", 0)}, **WINDOW)
+    quarter, plans = whole.parts(4)[0], Plans(0, PlanStore(None))
+    with patch("minidnn.ops.cudnn_plans.LARGE", 5000):
+        for batch in (quarter, whole, whole):
+            plans.algorithms(batch)
+            plans.in_parts(batch)
+    assert "split 4 eng6" in [a.name for a in plans.algorithms(quarter)]
+    assert not [a.name for a in plans.algorithms(whole) if a.name.count("split") > 1]
+
+
 def test_a_large_workspace_must_buy_time() -> None:
     mib = 2**20
     ways = (
