@@ -34,6 +34,11 @@ def softmax_backward(*, y: Array, dy: Array, dx: Array) -> None:
     store(result, dx)
 
 
+def _rows(logits: Array) -> Array:
+    """[N,classes], of a view that Flatten has let through: [N,C,H,W]."""
+    return logits if logits.ndim == 2 else logits.reshape(len(logits), -1)
+
+
 def _targets(
     labels: Array, classes: int, dtype: np.dtype[np.generic], class_weight: Array | None, smoothing: float
 ) -> Array:
@@ -58,8 +63,10 @@ def cross_entropy_forward(
 ) -> None:  # fmt: skip
     """y = softmax(x) [N,classes] (y may be x); loss[0] = the weighted samples' losses, summed, times inverse_weight.
 
-    labels is int64 [N]; loss[1] = how many samples have their largest logit at their label.
+    labels is int64 [N]; loss[1] = how many samples have their largest logit at their label. x and y may be flattened
+    views [N,C,H,W].
     """
+    x, y = _rows(x), _rows(y)
     logits, result = load(x), stage(y)
     shifted, correct = _shifted(logits), np.count_nonzero(logits.argmax(axis=1) == labels)
     targets = _targets(labels, x.shape[1], shifted.dtype, class_weight, label_smoothing)
@@ -79,7 +86,8 @@ def cross_entropy_backward(
     *, y: Array, labels: Array, dx: Array, scalars: Array, class_weight: Array | None = None,
     label_smoothing: float = 0.0,
 ) -> None:  # fmt: skip
-    """dx [N,classes], the gradient of `cross_entropy_forward`'s loss[0], from its y. dx may be y."""
+    """dx [N,classes] (or its view), the gradient of `cross_entropy_forward`'s loss[0], from its y. dx may be y."""
+    y, dx = _rows(y), _rows(dx)
     probability, result = load(y), stage(dx)
     targets = _targets(labels, y.shape[1], probability.dtype, class_weight, label_smoothing)
     np.subtract(probability * targets.sum(axis=1, keepdims=True), targets, out=result)

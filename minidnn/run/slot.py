@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from minidnn.device.base import Device, Region, numpy_dtype
+from minidnn.device.base import Device, Region, view
 from minidnn.graph.graph import Graph
 from minidnn.graph.op import SCALARS, SCALARS_LENGTH
 from minidnn.graph.tensor import Role, Tensor
@@ -38,8 +38,7 @@ class BatchSlot:
         """The field as an array, all rows (scalars and loss: all micro-batches)."""
         assert self.region.array is not None
         t = self.fields[name]
-        raw = self.region.array[self._starts[name] : self._starts[name] + t.nbytes]
-        return raw.view(numpy_dtype(t.dtype)).reshape(t.shape)
+        return view(t, self.region.array[self._starts[name] : self._starts[name] + t.nbytes])
 
     def select(self, part: int, first_row: int, scalars: Mapping[str, float]) -> None:
         """Turn to micro-batch `part`, which begins at `first_row`; write its step scalars, those not named are 0."""
@@ -66,5 +65,5 @@ def slot_fields(graph: Graph, labels: tuple[int, ...], label_dtype: str, rows: i
         "labels": Tensor("labels", (rows, *labels[1:]), label_dtype, Role.LABEL),
         "scalars": Tensor("scalars", (parts, SCALARS_LENGTH), "float64", Role.SCALARS),
         "loss": Tensor("loss", (parts, 2), graph.target.weight_dtype, Role.LOSS),
-        graph.output: Tensor(graph.output, (rows, *output.shape[1:]), output.dtype, Role.ACTIVATION),
+        graph.output: Tensor(graph.output, (rows, *output.shape[1:]), output.dtype, Role.ACTIVATION, output.layout),
     }

@@ -395,6 +395,6 @@ class Trainer:
             with self._failing(False, self.step_count):
                 executor.run(slot)
                 self.device.host_wait(self.device.record(self.device.stream(COMPUTE)))
-            output = slot.array(executor.schedule.graph.output)[:rows]
+            output = slot.array(executor.schedule.graph.output)[:rows].reshape(rows, *self._output_shape[1:])
             outputs.append(output.astype(np.float64 if self.target.precision == "fp64" else np.float32))
         return np.concatenate(outputs)

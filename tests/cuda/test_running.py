@@ -15,6 +15,7 @@ from bench import modes
 from bench.modes import Spec
 from minidnn import Trainer, models, nn, optim
 from minidnn.cli import main
+from minidnn.device.host import HostDevice
 from minidnn.errors import BudgetError, OutOfPinnedMemory
 from minidnn.plan.registry import PLANNERS
 from minidnn.run.choose import Options
@@ -124,6 +125,21 @@ def test_captured_iterations_compute_the_same(memory: str) -> None:
         assert not runtime.graphs
         assert losses(True) == wanted
         assert len(runtime.graphs) == 3, "one for each slot"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_images_are_predicted_in_the_layout_of_images(precision: str) -> None:
+    """In bf16 they lie with the channels innermost on a card."""
+
+    def predicted(device: Any) -> np.ndarray:
+        net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 3), input_shape=(1, 8, 8))
+        with Trainer(
+            net, nn.MSELoss(), optim.SGD(0.1), 8, device=device, target="native", precision=precision
+        ) as trainer:  # fmt: skip
+            return trainer.predict(batches(1)[0][0])
+
+    with running_card(precision=precision, deterministic=True) as (device, _), HostDevice() as host:
+        np.testing.assert_array_equal(predicted(device), predicted(host))
 
 
 def test_compare_checks_and_verifies_on_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,6 +127,17 @@ def test_cross_entropy_with_weights_and_smoothing_agrees(smoothing: float, weigh
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_network_may_end_in_flatten(size: int) -> None:
+    layers = [nn.Conv2d(3, 5, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(size), nn.Flatten()]
+    net = nn.Sequential(*layers, input_shape=(3, 8, 10)).initialize(4)
+    reference = Reference(net, torch.nn.CrossEntropyLoss(), "fp64")
+    batches = random_batches(3, 5, (3, 8, 10), 5 * size**2)
+    compare_runs(net, nn.CrossEntropyLoss(), optim.SGD(0.05), reference, sgd(reference.module, lr=0.05), batches)
+    with Trainer(net, nn.CrossEntropyLoss(), optim.SGD(0.05), 4, device="host") as trainer:
+        assert trainer.predict(batches[0][0]).shape == (5, 5 * size**2)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 def test_mean_squared_error_agrees(precision: str) -> None:
     net = nn.Sequential(plain(4)[:-2], nn.Tanh(), nn.Conv2d(12, 3, 1), input_shape=(3, 8, 10)).initialize(0)
