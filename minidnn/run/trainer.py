@@ -146,7 +146,7 @@ class Trainer:
 
     def _open(self) -> None:
         self.net.initialize(self.seed)  # after planning: what does not fit costs no drawing of weights
-        graph = self.schedule.graph
+        graph = self.programs.schedules[(Purpose(train=False), self.micro_batch)].graph  # its output is predict's
         parts = -(-self.batch // self.micro_batch)
         self._output_shape = self.net.infer((self.batch, *self.sample_shape))
         labels = self.loss.label_shape(self._output_shape)

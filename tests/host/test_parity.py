@@ -138,6 +138,15 @@ def test_a_network_may_end_in_flatten(size: int) -> None:
         assert trainer.predict(batches[0][0]).shape == (5, 5 * size**2)
 
 
+def test_a_network_that_ends_in_dropout_predicts() -> None:
+    """Its last op of training is none of inference."""
+    net = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5), input_shape=(5,)).initialize(1)
+    x = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
+    w, b = (net.state_dict()[f"0.{name}"] for name in ("weight", "bias"))
+    with Trainer(net, nn.CrossEntropyLoss(), optim.SGD(0.1), 3, device="host") as trainer:
+        np.testing.assert_allclose(trainer.predict(x), x @ w.T + b, rtol=1e-5)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 def test_mean_squared_error_agrees(precision: str) -> None:
     net = nn.Sequential(plain(4)[:-2], nn.Tanh(), nn.Conv2d(12, 3, 1), input_shape=(3, 8, 10)).initialize(0)
