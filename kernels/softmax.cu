@@ -89,60 +89,89 @@ __device__ __forceinline__ void softmax_row(const T* x, T* y, const i64* labels,
     }
 }
 
-// Many rows of up to 32 * LANE values: one warp per row, which stays in registers.
+// Many rows of up to 32 * LANE values: one warp per row, which stays in registers, V neighbours per access (V > 1: step 1).
+// `losses` (or null): the sum over the block's rows, and in losses[gridDim.x + blockIdx.x] how many are right.
 #define LANE 32
-template <typename T>
+template <typename T, int V>
 __device__ __forceinline__ void softmax_warp(const T* x, T* y, const i64* labels, const float* class_weight, float* losses,
                                              int rows, Rows r, float smoothing) {
-    int row = blockIdx.x * (THREADS / 32) + (threadIdx.x >> 5), lane = threadIdx.x & 31;
-    if (row >= rows) return;
-    i64 at = start(row, r), label = losses ? labels[row] : -1;
-    float values[LANE];
+    __shared__ float row_losses[THREADS / 32], row_hits[THREADS / 32];
+    const float lowest = -__uint_as_float(INFINITY_BITS);
+    int warp = threadIdx.x >> 5, row = blockIdx.x * (THREADS / 32) + warp, lane = threadIdx.x & 31;
+    float loss = 0.0f, hit = 0.0f;
+    if (row < rows) {
+        i64 at = start(row, r), label = losses ? labels[row] : -1;
+        bool known = label >= 0 && label < r.C;
+        float of_label = known ? to_float(x[at + label * r.step]) : 0.0f;
+        Pack<T, V> packs[LANE / V];
 #pragma unroll
-    for (int k = 0; k < LANE; k++)
-        values[k] = lane + 32 * k < r.C ? to_float(x[at + (lane + 32 * k) * r.step]) : 0.0f;
-    Largest top = {-__uint_as_float(INFINITY_BITS), r.C};
+        for (int k = 0; k < LANE / V; k++) {
+            int c = (lane + 32 * k) * V;
+            if (c < r.C) packs[k] = load<T, V>(x + at + c * r.step);
+        }
+        float values[LANE], top = lowest;
 #pragma unroll
-    for (int k = 0; k < LANE; k++) {
-        Largest one = {values[k], lane + 32 * k};
-        if (one.index < r.C) top = larger(top, one);
-    }
-    for (int mask = 16; mask > 0; mask >>= 1) {
-        Largest other;
-        other.value = __shfl_xor_sync(0xffffffffu, top.value, mask);
-        other.index = __shfl_xor_sync(0xffffffffu, top.index, mask);
-        top = larger(top, other);
-    }
-    float sum = 0.0f, weighted = 0.0f, weights = 0.0f, shifted_label = 0.0f;
+        for (int k = 0; k < LANE; k++) {  // behind the row: -infinity, which adds nothing
+            values[k] = (lane + 32 * (k / V)) * V < r.C ? to_float(packs[k / V].v[k % V]) : lowest;
+            top = fmaxf(top, values[k]);  // passes over NaN, which the sum then becomes
+        }
+        for (int mask = 16; mask > 0; mask >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
+        if (known && !(of_label < top)) {  // is it the first largest? The first NaN beats everything (as NumPy's argmax)
+            bool nan_label = of_label != of_label;
+            float beaten = 0.0f;
 #pragma unroll
-    for (int k = 0; k < LANE; k++) {
-        int c = lane + 32 * k;
-        if (c >= r.C) break;
-        float shifted = values[k] - top.value;
-        if (c == label) shifted_label = shifted;
-        if (losses && smoothing > 0.0f) {
-            float weight = class_weight ? class_weight[c] : 1.0f;
-            if (weight != 0.0f) {
-                weights += weight;
-                weighted += weight * shifted;
+            for (int k = 0; k < LANE; k++) {
+                int c = (lane + 32 * (k / V)) * V + k % V;
+                bool nan = values[k] != values[k];
+                if (c < label ? nan || (!nan_label && values[k] == of_label) : nan && !nan_label) beaten = 1.0f;
             }
+            hit = warp_sum(beaten) == 0.0f ? 1.0f : 0.0f;
         }
-        values[k] = expf(shifted);
-        sum += values[k];
-    }
-    sum = warp_sum(sum);
-    if (losses) {
-        weights = warp_sum(weights);
-        weighted = warp_sum(weighted);
-        shifted_label = warp_sum(shifted_label);
-        if (lane == 0) {
-            losses[row] = row_loss(label, r.C, class_weight, logf(sum), shifted_label, smoothing, weights, weighted);
-            losses[rows + row] = top.index == label ? 1.0f : 0.0f;
-        }
-    }
+        float weighted = 0.0f, weights = 0.0f;
+        if (losses && smoothing > 0.0f) {
 #pragma unroll
-    for (int k = 0; k < LANE; k++)
-        if (lane + 32 * k < r.C) y[at + (lane + 32 * k) * r.step] = from_float<T>(values[k] / sum);
+            for (int k = 0; k < LANE; k++) {
+                int c = (lane + 32 * (k / V)) * V + k % V;
+                float weight = c >= r.C ? 0.0f : class_weight ? class_weight[c] : 1.0f;
+                if (weight != 0.0f) {  // a class of weight 0 counts nothing, not even where its logit is -infinity
+                    weights += weight;
+                    weighted += weight * (values[k] - top);
+                }
+            }
+            weights = warp_sum(weights);
+            weighted = warp_sum(weighted);
+        }
+        float sum = 0.0f;
+#pragma unroll
+        for (int k = 0; k < LANE; k++) {
+            values[k] = expf(values[k] - top);
+            sum += values[k];
+        }
+        sum = warp_sum(sum);
+        if (losses)
+            loss = row_loss(label, r.C, class_weight, logf(sum), of_label - top, smoothing, weights, weighted);
+        float factor = 1.0f / sum;
+#pragma unroll
+        for (int k = 0; k < LANE / V; k++) {
+            int c = (lane + 32 * k) * V;
+#pragma unroll
+            for (int v = 0; v < V; v++) packs[k].v[v] = from_float<T>(values[k * V + v] * factor);
+            if (c < r.C) store<T, V>(y + at + c * r.step, packs[k]);
+        }
+    }
+    if (!losses) return;
+    if (lane == 0) {
+        row_losses[warp] = loss;
+        row_hits[warp] = hit;
+    }
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int i = 1; i < THREADS / 32; i++) {
+        loss += row_losses[i];
+        hit += row_hits[i];
+    }
+    losses[blockIdx.x] = loss;
+    losses[gridDim.x + blockIdx.x] = hit;
 }
 
 // Many rows of few channels (an image of predictions): one thread per row.
@@ -177,17 +206,19 @@ __device__ __forceinline__ void softmax_row_backward(const T* y, const T* dy, T*
 }
 
 // Adds up what the rows (or blocks) left, in a fixed order. corrects may be null. One block.
-extern "C" __global__ void __launch_bounds__(THREADS)
+#define FINISHERS 1024
+extern "C" __global__ void __launch_bounds__(FINISHERS)
     finish_loss(const float* losses, const float* corrects, int count, float* loss, const double* scalars) {
-    __shared__ double sums[THREADS], hits[THREADS];
+    __shared__ double sums[FINISHERS], hits[FINISHERS];
     double sum = 0.0, hit = 0.0;
-    for (int i = threadIdx.x; i < count; i += THREADS) {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < count; i += FINISHERS) {
         sum += losses[i];
         if (corrects) hit += corrects[i];
     }
     sums[threadIdx.x] = sum;
     hits[threadIdx.x] = hit;
-    for (int half = THREADS / 2; half > 0; half >>= 1) {
+    for (int half = FINISHERS / 2; half > 0; half >>= 1) {
         __syncthreads();
         if (threadIdx.x < half) {
             sums[threadIdx.x] += sums[threadIdx.x + half];
@@ -200,26 +231,42 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Gradient of the mean loss by X, from Y = softmax(X).
-template <typename T>
+// Gradient of the mean loss by X, from Y = softmax(X). A row belongs to the blockDim.x threads of one threadIdx.y: a
+// warp, or the block. dx may be y.
+#define PACKS 4  // loads in flight per thread
+template <typename T, int V>
 __device__ __forceinline__ void cross_entropy_backward(const T* y, const i64* labels, T* dx, const double* scalars,
                                                        const float* class_weight, int rows, Rows r, float smoothing) {
     __shared__ float slots[32];
     float scale = (float)scalars[1], weights = (float)r.C;
-    if (class_weight && smoothing > 0.0f) {
+    if (class_weight && smoothing > 0.0f) {  // every row of threads finds the same sum and leaves it in the same slots
         weights = 0.0f;
-        for (int c = threadIdx.x; c < r.C; c += THREADS) weights += class_weight[c];
+        for (int c = threadIdx.x; c < r.C; c += blockDim.x) weights += class_weight[c];
         weights = block_sum(weights, slots);
     }
     float spread = smoothing / r.C;
-    for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+    for (int row = blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += gridDim.x * blockDim.y) {
         i64 at = start(row, r), label = labels[row];
         float weight = label < 0 || label >= r.C ? __uint_as_float(NAN_BITS) : class_weight ? class_weight[label] : 1.0f;
-        float hard = (1.0f - smoothing) * weight;
-        for (int c = threadIdx.x; c < r.C; c += THREADS) {
-            float target = (c == label ? hard : 0.0f) + spread * (class_weight ? class_weight[c] : 1.0f);
-            float gradient = to_float(y[at + c * r.step]) * (hard + spread * weights) - target;
-            dx[at + c * r.step] = from_float<T>(scale * gradient);
+        float hard = (1.0f - smoothing) * weight, share = hard + spread * weights;
+        for (int first = threadIdx.x * V; first < r.C; first += PACKS * blockDim.x * V) {
+            Pack<T, V> packs[PACKS];
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) {
+                int c = first + k * blockDim.x * V;
+                if (c < r.C) packs[k] = load<T, V>(y + at + c * r.step);
+            }
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) {
+                int c = first + k * blockDim.x * V;
+                if (c >= r.C) break;
+#pragma unroll
+                for (int v = 0; v < V; v++) {
+                    float target = (c + v == label ? hard : 0.0f) + spread * (class_weight ? class_weight[c + v] : 1.0f);
+                    packs[k].v[v] = from_float<T>(scale * (to_float(packs[k].v[v]) * share - target));
+                }
+                store<T, V>(dx + at + c * r.step, packs[k]);
+            }
         }
     }
 }
@@ -231,22 +278,28 @@ __device__ __forceinline__ void cross_entropy_backward(const T* y, const i64* la
         softmax_row<T>(x, y, labels, class_weight, losses, rows, r, smoothing);                                         \
     }                                                                                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                               \
-        softmax_warp_##VARIANT(const T* x, T* y, const i64* labels, const float* class_weight, float* losses, int rows, \
-                               Rows r, float smoothing) {                                                               \
-        softmax_warp<T>(x, y, labels, class_weight, losses, rows, r, smoothing);                                        \
-    }                                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                               \
         softmax_thread_##VARIANT(const T* x, T* y, i64 rows, Rows r) {                                                  \
         softmax_thread<T>(x, y, rows, r);                                                                               \
     }                                                                                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                               \
         softmax_row_backward_##VARIANT(const T* y, const T* dy, T* dx, i64 rows, Rows r) {                              \
         softmax_row_backward<T>(y, dy, dx, rows, r);                                                                    \
+    }
+SOFTMAX(float, f32)
+SOFTMAX(bf16, bf16)
+
+#define SOFTMAX_PACKS(T, V, VARIANT)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                               \
+        softmax_warp_##VARIANT(const T* x, T* y, const i64* labels, const float* class_weight, float* losses, int rows, \
+                               Rows r, float smoothing) {                                                               \
+        softmax_warp<T, V>(x, y, labels, class_weight, losses, rows, r, smoothing);                                     \
     }                                                                                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                               \
         cross_entropy_backward_##VARIANT(const T* y, const i64* labels, T* dx, const double* scalars,                   \
                                          const float* class_weight, int rows, Rows r, float smoothing) {                \
-        cross_entropy_backward<T>(y, labels, dx, scalars, class_weight, rows, r, smoothing);                            \
+        cross_entropy_backward<T, V>(y, labels, dx, scalars, class_weight, rows, r, smoothing);                         \
     }
-SOFTMAX(float, f32)
-SOFTMAX(bf16, bf16)
+SOFTMAX_PACKS(float, 4, f32x4)
+SOFTMAX_PACKS(float, 1, f32)
+SOFTMAX_PACKS(bf16, 8, bf16x8)
+SOFTMAX_PACKS(bf16, 1, bf16)

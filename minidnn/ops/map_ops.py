@@ -12,9 +12,9 @@ from dataclasses import replace
 from math import floor
 
 from minidnn.errors import ShapeError
-from minidnn.ops.array import Array, common_layout, suffix
+from minidnn.ops.array import Array, common_layout, suffix, vector
 from minidnn.ops.context import Context
-from minidnn.ops.kernels import BLOCK, THREADS, FastDiv, Launcher, Split, blocks, i64, image_grid, sequence, u32
+from minidnn.ops.kernels import BLOCK, THREADS, FastDiv, Grid, Launcher, Split, blocks, i64, image_grid, sequence, u32
 from minidnn.ops.norm_ops import pixel_width
 
 # -- element-wise ------------------------------------------------------------------------------------------------------
@@ -90,7 +90,10 @@ def layout(on: Context, *, x: Array, y: Array) -> Launcher:
         a, b = (c, h * w) if "nchw" in x.layouts else (h * w, c)
         grid = (blocks(b, 64), blocks(a, 64), min(n, 65535))
         if grid[1] <= 65535:
-            return on.bind("layout", f"transpose_{both}", grid, BLOCK, x, y, n, a, b)
+            loaded = 2 if b % 2 == 0 and x.aligned(2) else 1
+            stored = 2 if y.itemsize == 2 and a % 2 == 0 and y.aligned(2) else 1  # never more than 4 bytes
+            name = f"transpose_{suffix(x.code, loaded)}_{suffix(y.code, stored)}"
+            return on.bind("layout", name, grid, BLOCK, x, y, n, a, b)
     order = sorted((1, 2, 3), key=lambda axis: (y.strides4[axis], -axis))
     sizes = [x.shape4[axis] for axis in order]
     strides = Copy(
@@ -104,6 +107,9 @@ def layout(on: Context, *, x: Array, y: Array) -> Launcher:
 
 
 def _same_layout(on: Context, x: Array, y: Array) -> Launcher:
+    if x.dtype == y.dtype and x.nbytes % 16 == x.address % 16 == y.address % 16 == 0:
+        count = x.nbytes // 16
+        return on.bind("layout", "copy", (blocks(count, 4 * THREADS), 1, 1), BLOCK, x, y, i64(count))
     if x.dtype == y.dtype:
         ones = Copy(0, 0, 1, 0, 0, 1, 0, 0)
         return on.bind(
@@ -192,13 +198,29 @@ ROW_BLOCKS = 8192
 """Blocks that share many rows: starting a block for each costs more than a row."""
 
 
-def _softmax_rows(on: Context, x: Array, rows: Rows, count: int, *arguments: object) -> Launcher:
-    """Bind the kernel for rows whose values lie in memory one behind the other."""
+FINISHERS: Grid = (1024, 1, 1)
+"""The block that adds up a loss, as in softmax.cu."""
+
+
+def _row_width(rows: Rows, *arrays: Array) -> int:
+    """Elements per access of rows: more than one where their values lie one behind the other."""
+    return vector(rows.C, *arrays) if rows.step == 1 else 1
+
+
+def _softmax_rows(
+    on: Context, x: Array, y: Array, labels: Array | None, class_weight: Array | None, label_smoothing: float
+) -> tuple[Launcher, Array | None, int]:
+    """Bind the kernel that takes rows side by side: (launch, where the blocks leave losses and hits, blocks)."""
+    rows, count = _rows(x)
     if count >= MANY_ROWS and rows.C <= 32 * LANE:
-        grid, name = (blocks(count, THREADS // 32), 1, 1), "softmax_warp"
+        parts, name = blocks(count, THREADS // 32), f"softmax_warp_{suffix(x.code, _row_width(rows, x, y))}"
     else:
-        grid, name = (count, 1, 1), "softmax_row"
-    return on.bind("softmax", f"{name}_{x.code}", grid, BLOCK, x, *arguments)
+        parts, name = count, f"softmax_row_{x.code}"
+    losses = on.floats(2 * parts) if labels else None
+    launch = on.bind(
+        "softmax", name, (parts, 1, 1), BLOCK, x, y, labels, class_weight, losses, count, rows, label_smoothing
+    )
+    return launch, losses, parts
 
 
 def softmax_forward(on: Context, *, x: Array, y: Array) -> Launcher:
@@ -207,7 +229,7 @@ def softmax_forward(on: Context, *, x: Array, y: Array) -> Launcher:
     rows, count = _rows(x)
     if rows.inner > 1:
         return on.bind("softmax", f"softmax_thread_{x.code}", (blocks(count), 1, 1), BLOCK, x, y, i64(count), rows)
-    return _softmax_rows(on, x, rows, count, y, None, None, None, count, rows, 0.0)
+    return _softmax_rows(on, x, y, None, None, 0.0)[0]
 
 
 def softmax_backward(on: Context, *, y: Array, dy: Array, dx: Array) -> Launcher:
@@ -224,11 +246,9 @@ def cross_entropy_forward(
 ) -> Launcher:  # fmt: skip
     """Y = softmax(X) (Y may be X); loss[0] = weighted sum of losses * inverse_weight, loss[1] = correct predictions."""
     common_layout("cross_entropy_forward", x, y)
-    rows, count = _rows(x)
-    losses = on.floats(2 * count)
-    corrects = on.floats(count, offset=count)
-    row = _softmax_rows(on, x, rows, count, y, labels, class_weight, losses, count, rows, float(label_smoothing))
-    finish = on.bind("softmax", "finish_loss", (1, 1, 1), BLOCK, losses, corrects, count, loss, scalars)
+    row, losses, parts = _softmax_rows(on, x, y, labels, class_weight, float(label_smoothing))
+    corrects = on.floats(parts, offset=parts)
+    finish = on.bind("softmax", "finish_loss", (1, 1, 1), FINISHERS, losses, corrects, parts, loss, scalars)
     return sequence(row, finish)
 
 
@@ -239,8 +259,10 @@ def cross_entropy_backward(
     """dX of the mean loss, from Y = softmax(X)."""
     common_layout("cross_entropy_backward", y, dx)
     rows, count = _rows(y)
+    block: Grid = (32, THREADS // 32, 1) if count >= MANY_ROWS else BLOCK
+    grid = (min(blocks(count, block[1]), ROW_BLOCKS), 1, 1)
     return on.bind(
-        "softmax", f"cross_entropy_backward_{y.code}", (min(count, ROW_BLOCKS), 1, 1), BLOCK,
+        "softmax", f"cross_entropy_backward_{suffix(y.code, _row_width(rows, y, dx))}", grid, block,
         y, labels, dx, scalars, class_weight, count, rows, float(label_smoothing),
     )  # fmt: skip
 
@@ -251,7 +273,7 @@ def mse_forward(on: Context, *, x: Array, target: Array, loss: Array, scalars: A
     count = min(blocks(x.size), 1024)
     parts = on.floats(count)
     sums = on.bind("elementwise", f"mse_forward_{x.code}", (count, 1, 1), BLOCK, x, target, parts, i64(x.size))
-    return sequence(sums, on.bind("softmax", "finish_loss", (1, 1, 1), BLOCK, parts, None, count, loss, scalars))
+    return sequence(sums, on.bind("softmax", "finish_loss", (1, 1, 1), FINISHERS, parts, None, count, loss, scalars))
 
 
 def mse_backward(on: Context, *, x: Array, target: Array, dx: Array, scalars: Array) -> Launcher:

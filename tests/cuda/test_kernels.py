@@ -308,7 +308,11 @@ def test_a_bias_is_added_per_channel(place: Place, shape: tuple[int, ...], relu:
 @pytest.mark.parametrize("target", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("before", "after"), [("NCHW", "NHWC"), ("NHWC", "NCHW"), ("NCHW", "NCHW")])
 @pytest.mark.parametrize(
-    "shape", [(2, 3, 9, 8), (3, 3, 17, 19), (1, 70, 5, 13), (2, 16, 7, 7), (3, 17), (65, 64, 1, 3)]
+    "shape",
+    [
+        (2, 3, 9, 8), (3, 3, 17, 19), (1, 70, 5, 13), (2, 16, 7, 7), (3, 17), (65, 64, 1, 3), (2, 18, 5, 14),
+        (1, 4, 40, 32),
+    ],
 )
 def test_layout_and_cast_change_no_value(
     place: Place, shape: tuple[int, ...], before: str, after: str, source: str, target: str
@@ -394,6 +398,26 @@ def test_cross_entropy_and_its_gradient_are_the_hosts(
         place, "cross_entropy_backward", {"y": found["y"][0], **inputs}, {"dx": (shape, dtype)}, "NCHW",
         TOLERANCE[dtype], label_smoothing=smoothing,
     )  # fmt: skip
+
+
+@BOTH
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("classes", [33, 40])
+def test_the_first_largest_logit_is_the_prediction(place: Place, classes: int, dtype: str) -> None:
+    """Equal ones, NaN, and rows of infinities: as NumPy's argmax has it."""
+    x = np.round(normal((12, classes)), 0).astype(numpy_dtype(dtype))
+    x[:6, 7] = x[:6, 20] = 50  # the label's is the first of two, then the second
+    x[2:4, 25], x[4, 3], x[5, 20], x[5, 30] = np.nan, np.nan, np.nan, np.nan
+    x[6:8] = -np.inf
+    x[8:10, 7], x[9, 20] = np.inf, np.inf
+    x[10, 7] = x[10, 20] = x[11, 2] = x[11, 7] = np.nan
+    for labels in ([7, 20, 7, 25, 7, 20, 0, 1, 7, 20, 7, 7], [20, 7, 25, 7, 3, 30, 1, 0, 20, 7, 20, 2]):
+        inputs = {"labels": np.array(labels), "scalars": scalars(inverse_weight=1)}
+        outputs = {"y": (x.shape, dtype), "loss": ((2,), "float32")}
+        loss = parity(
+            place, "cross_entropy_forward", {"x": x, **inputs}, outputs, "NCHW", TOLERANCE[dtype], label_smoothing=0.0
+        )["loss"][0]
+        assert loss[1] == np.count_nonzero(x.astype(np.float32).argmax(axis=1) == labels) > 3
 
 
 @pytest.mark.usefixtures("many")
