@@ -200,6 +200,80 @@ __device__ __forceinline__ void lrn5_backward(const T* x, const T* y, const floa
 LRN5(float, 4, f32x4)
 LRN5(bf16, 8, bf16x8)
 
+// The same window, NCHW: a thread takes LRN_RUN channels of a pixel and the two on either side of them, all loads at once;
+// lanes take neighbouring pixels. Thread i of an image (blockIdx.y): pixel i % pixels of the run i / pixels.
+#define LRN_RUN 8
+
+template <typename T>
+__device__ __forceinline__ void lrn5_forward_runs(const T* x, T* y, float* scale, int N, u32 count, FastDiv pixels, Lrn g) {
+    u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= count) return;
+    u32 run = quotient(i, pixels);
+    int c0 = (int)run * LRN_RUN, p = (int)(i - run * pixels.divisor);
+    for (int n = blockIdx.y; n < N; n += gridDim.y) {
+        i64 at = (i64)n * g.C * g.pixels + (i64)c0 * g.pixels + p;
+        float values[LRN_RUN + 2 * LRN_REACH];
+#pragma unroll
+        for (int j = 0; j < LRN_RUN + 2 * LRN_REACH; j++) {
+            int c = c0 + j - LRN_REACH;
+            values[j] = c >= 0 && c < g.C ? to_float(x[at + (j - LRN_REACH) * (i64)g.pixels]) : 0.0f;
+        }
+#pragma unroll
+        for (int k = 0; k < LRN_RUN; k++, at += g.pixels) {
+            if (c0 + k >= g.C) break;
+            float sum = 0.0f;
+#pragma unroll
+            for (int j = k; j <= k + 2 * LRN_REACH; j++) sum += values[j] * values[j];
+            float s = g.k + g.alpha_over_size * sum;
+            scale[at] = s;
+            y[at] = from_float<T>(values[k + LRN_REACH] * power(s, -g.beta));
+        }
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ void lrn5_backward_runs(const T* x, const T* y, const float* scale, const T* dy, T* dx, int N,
+                                                   u32 count, FastDiv pixels, Lrn g) {
+    u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= count) return;
+    u32 run = quotient(i, pixels);
+    int c0 = (int)run * LRN_RUN, p = (int)(i - run * pixels.divisor);
+    for (int n = blockIdx.y; n < N; n += gridDim.y) {
+        i64 at = (i64)n * g.C * g.pixels + (i64)c0 * g.pixels + p;
+        float terms[LRN_RUN + 2 * LRN_REACH], direct[LRN_RUN], values[LRN_RUN];
+#pragma unroll
+        for (int j = 0; j < LRN_RUN + 2 * LRN_REACH; j++) {
+            int c = c0 + j - LRN_REACH, k = j - LRN_REACH;
+            bool inside = c >= 0 && c < g.C;
+            i64 from = at + k * (i64)g.pixels;
+            float gradient = inside ? to_float(dy[from]) : 0.0f, s = inside ? scale[from] : 1.0f;
+            terms[j] = inside ? gradient * to_float(y[from]) * near_reciprocal(s) : 0.0f;
+            if (k < 0 || k >= LRN_RUN) continue;
+            direct[k] = gradient * power(s, -g.beta);
+            values[k] = inside ? to_float(x[from]) : 0.0f;
+        }
+#pragma unroll
+        for (int k = 0; k < LRN_RUN; k++, at += g.pixels) {
+            if (c0 + k >= g.C) break;
+            float sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j <= 2 * LRN_REACH; j++) sum += terms[k + j];
+            dx[at] = from_float<T>(direct[k] - 2.0f * g.alpha_over_size * g.beta * values[k] * sum);
+        }
+    }
+}
+#define LRN5_RUNS(T, VARIANT)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(THREADS) lrn5_forward_nchw_##VARIANT(                                  \
+        const T* x, T* y, float* scale, int N, u32 count, FastDiv pixels, Lrn g) {                                      \
+        lrn5_forward_runs<T>(x, y, scale, N, count, pixels, g);                                                         \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) lrn5_backward_nchw_##VARIANT(                                 \
+        const T* x, const T* y, const float* scale, const T* dy, T* dx, int N, u32 count, FastDiv pixels, Lrn g) {      \
+        lrn5_backward_runs<T>(x, y, scale, dy, dx, N, count, pixels, g);                                                \
+    }
+LRN5_RUNS(float, f32)
+LRN5_RUNS(bf16, bf16)
+
 // The channel of a pack: NHWC and N,F: i % C; NCHW: (i / pixels) % C.
 struct Channels {
     FastDiv channels, pixel_packs;

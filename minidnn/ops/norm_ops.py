@@ -11,7 +11,7 @@ from ctypes import c_float, c_int32
 from minidnn.errors import ShapeError
 from minidnn.ops.array import Array, common_layout, suffix, vector
 from minidnn.ops.context import Context
-from minidnn.ops.kernels import BLOCK, THREADS, FastDiv, Grid, Launcher, blocks, i64, sequence, u32
+from minidnn.ops.kernels import BLOCK, THREADS, FastDiv, Grid, Launcher, blocks, i64, image_grid, sequence, u32
 
 PARTS = 528
 """Blocks that a sum is divided into, four per multiprocessor of the largest cards; the same on every card, so that the
@@ -20,6 +20,8 @@ FETCHES = 4
 """Loads that a thread of reduction.cu has in flight."""
 FORWARD_PACKS, BACKWARD_PACKS = 4, 2
 """Packs that a thread of norm.cu normalizes."""
+LRN_RUN = 8
+"""Channels that a thread of norm.cu takes of a pixel."""
 
 
 class Channels(ctypes.Structure):
@@ -175,14 +177,20 @@ def _lrn(function: str, x: Array, layout: str, size: int, alpha: float, beta: fl
     return Lrn(c, h * w, size, alpha / size, beta, k), (blocks(h * w, 64), blocks(c, 32), min(n, 65535))
 
 
-def _lrn5(layout: str, size: int, *arrays: Array) -> tuple[str, Grid, object, FastDiv] | None:
-    """(variant, grid, packs, packs of a pixel) of the kernels for windows of 5; None where they do not fit."""
+def _lrn5(layout: str, size: int, *arrays: Array) -> tuple[str, Grid, tuple[object, ...]] | None:
+    """(variant, grid, how many there are of what) of the kernels for windows of 5; None where they do not fit."""
     x = arrays[0]
-    c, width = x.shape4[1], 16 // x.itemsize
-    packs = x.size // width
-    if layout != "nhwc" or size != 5 or c % width or packs >= 2**31 or not all(a.aligned(width) for a in arrays):
+    n, c, h, w = x.shape4
+    if size != 5:
         return None
-    return suffix(x.code, width), (blocks(packs), 1, 1), u32(packs), FastDiv(c // width)
+    if layout == "nchw":
+        count = blocks(c, LRN_RUN) * h * w
+        return f"nchw_{x.code}", image_grid(count, n), (n, u32(count), FastDiv(h * w))
+    width = 16 // x.itemsize
+    packs = x.size // width
+    if c % width or packs >= 2**31 or not all(a.aligned(width) for a in arrays):
+        return None
+    return f"nhwc_{suffix(x.code, width)}", (blocks(packs), 1, 1), (u32(packs), FastDiv(c // width))
 
 
 def local_response_norm_forward(
@@ -193,8 +201,8 @@ def local_response_norm_forward(
     geometry, grid = _lrn("local_response_norm_forward", x, layout, size, alpha, beta, k)
     usual = _lrn5(layout, size, x, y, scale)
     if usual:
-        variant, grid, packs, pixel = usual
-        return on.bind("norm", f"lrn5_forward_nhwc_{variant}", grid, BLOCK, x, y, scale, packs, pixel, geometry)
+        variant, grid, counts = usual
+        return on.bind("norm", f"lrn5_forward_{variant}", grid, BLOCK, x, y, scale, *counts, geometry)
     return on.bind("norm", f"lrn_forward_{layout}_{x.code}", grid, BLOCK, x, y, scale, x.shape4[0], geometry)
 
 
@@ -207,8 +215,6 @@ def local_response_norm_backward(
     geometry, grid = _lrn("local_response_norm_backward", x, layout, size, alpha, beta, k)
     usual = _lrn5(layout, size, x, y, scale, dy, dx)
     if usual:
-        variant, grid, packs, pixel = usual
-        return on.bind(
-            "norm", f"lrn5_backward_nhwc_{variant}", grid, BLOCK, x, y, scale, dy, dx, packs, pixel, geometry
-        )
+        variant, grid, counts = usual
+        return on.bind("norm", f"lrn5_backward_{variant}", grid, BLOCK, x, y, scale, dy, dx, *counts, geometry)
     return on.bind("norm", f"lrn_backward_{layout}_{x.code}", grid, BLOCK, x, y, scale, dy, dx, x.shape4[0], geometry)
