@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from minidnn.arguments import is_count, number, shown
-from minidnn.errors import ArgumentError
+from minidnn.errors import ArgumentError, ShapeError
 from minidnn.nn.layer import Layer
 
 if TYPE_CHECKING:
@@ -100,6 +100,12 @@ class Softmax(Layer):
         return shape
 
     def forward(self, scope: Scope) -> Tensor:
+        flat = len(scope.shape) == 2 and len(scope.x.shape) > 2
+        if flat and scope.x.shape[1] != scope.shape[1]:  # Flatten is a view: in memory axis 1 are still the channels
+            raise ShapeError(
+                f"input is flattened from {list(scope.x.shape)}, whose axis 1 is not its {scope.shape[1]} classes; "
+                "put a Linear layer in between"
+            )
         y = scope.activation(scope.x.shape, scope.x.layout)
         scope.emit("forward", "softmax_forward", [("x", scope.x)], [("y", y)])
         return y

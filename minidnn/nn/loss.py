@@ -125,10 +125,20 @@ class MSELoss(Loss):
     def inverse_weight(self, labels: np.ndarray, logits: tuple[int, ...]) -> float:
         return 1.0 / prod(logits)
 
+    def _target(self, scope: Scope) -> Tensor:
+        """The labels in the layout of the predictions."""
+        labels, x = self._labels(scope), scope.x
+        if x.layout == labels.layout or len(labels.shape) < 4:
+            return labels
+        return scope.writer.tensor(f"{scope.path}.target", labels.shape, labels.dtype, Role.MASK, x.layout)
+
     def forward(self, scope: Scope) -> Tensor:
+        labels, target = self._labels(scope), self._target(scope)
+        if target is not labels:
+            scope.emit("layout", "layout", [("x", labels)], [("y", target)])
         scope.emit(
             "loss", "mse_forward",
-            [("x", scope.x), ("target", self._labels(scope)), ("scalars", scope.scalars())],
+            [("x", scope.x), ("target", target), ("scalars", scope.scalars())],
             [("loss", self._loss(scope))],
         )  # fmt: skip
         return scope.x
@@ -137,6 +147,6 @@ class MSELoss(Loss):
         dx = scope.dx()
         scope.emit(
             "backward_data", "mse_backward",
-            [("x", scope.x), ("target", self._labels(scope)), ("scalars", scope.scalars())], [("dx", dx)],
+            [("x", scope.x), ("target", self._target(scope)), ("scalars", scope.scalars())], [("dx", dx)],
         )  # fmt: skip
         return dx

@@ -240,12 +240,20 @@ def softmax_backward(on: Context, *, y: Array, dy: Array, dx: Array) -> Launcher
     return on.bind("softmax", f"softmax_row_backward_{y.code}", grid, BLOCK, y, dy, dx, i64(count), rows)
 
 
+def _flat(x: Array) -> Array:
+    """[N,classes], of the view of images that Flatten lets through."""
+    classes = x.size // x.shape[0]
+    if len(x.shape) > 2 and classes > x.shape[1] and "nchw" not in x.layouts:
+        raise ShapeError(f"cross-entropy: logits {list(x.shape)} lie channels-last; they must lie as [N, {classes}]")
+    return replace(x, shape=(x.shape[0], classes), strides=(classes, 1))
+
+
 def cross_entropy_forward(
     on: Context, *, x: Array, labels: Array, y: Array, loss: Array, scalars: Array,
     class_weight: Array | None = None, label_smoothing: float = 0.0,
 ) -> Launcher:  # fmt: skip
     """Y = softmax(X) (Y may be X); loss[0] = weighted sum of losses * inverse_weight, loss[1] = correct predictions."""
-    common_layout("cross_entropy_forward", x, y)
+    x, y = _flat(x), _flat(y)
     row, losses, parts = _softmax_rows(on, x, y, labels, class_weight, float(label_smoothing))
     corrects = on.floats(parts, offset=parts)
     finish = on.bind("softmax", "finish_loss", (1, 1, 1), FINISHERS, losses, corrects, parts, loss, scalars)
@@ -257,7 +265,7 @@ def cross_entropy_backward(
     label_smoothing: float = 0.0,
 ) -> Launcher:  # fmt: skip
     """dX of the mean loss, from Y = softmax(X)."""
-    common_layout("cross_entropy_backward", y, dx)
+    y, dx = _flat(y), _flat(dx)
     rows, count = _rows(y)
     block: Grid = (32, THREADS // 32, 1) if count >= MANY_ROWS else BLOCK
     grid = (min(blocks(count, block[1]), ROW_BLOCKS), 1, 1)

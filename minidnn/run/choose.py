@@ -65,6 +65,13 @@ class Options:
         )
 
 
+def offered(algorithms: Mapping[str, Algorithm], graph: Graph, profile: Profile) -> dict[str, Algorithm]:
+    """Those of the fixed algorithms that there are for this graph: for other rows than they were fixed for some need
+    not exist."""
+    ways = {op.name: profile.algorithms(graph, op) for op in graph.ops if op.name in algorithms}
+    return {name: a for name, a in algorithms.items() if any(a.name == way.name for way in ways.get(name, ()))}
+
+
 def choose(
     graph: Graph, mode: Mode | str, profile: Profile, options: Options = Options(), *,
     score: Score | None = None, persistent: Mapping[str, int] | None = None,

@@ -20,7 +20,7 @@ from minidnn.optim import Optimizer
 from minidnn.plan.mode import Mode
 from minidnn.plan.registry import parse_mode
 from minidnn.profile.profile import Profile
-from minidnn.run.choose import Options, Score, choose, smallest
+from minidnn.run.choose import Options, Score, choose, offered, smallest
 from minidnn.run.executor import Executor
 from minidnn.run.fewer_rows import for_fewer_rows
 from minidnn.run.live import executor_for
@@ -145,12 +145,14 @@ class Programs:
         whole = self.schedules.get((purpose, self.rows))
         if whole is None or self.arena is None:
             return None
-        algorithms = self.recipe.options.algorithms
+        algorithms = offered(self.recipe.options.algorithms, graph, profile)
         return for_fewer_rows(whole, graph, profile, algorithms=algorithms, persistent=self.persistent)
 
     def _chosen(self, purpose: Purpose, graph: Graph, profile: Profile) -> Schedule:
         modes = self._modes(purpose, self.recipe.mode, later=self.arena is not None)
         options = self.recipe.options_for(purpose)
+        if graph.batch != self.rows:
+            options = replace(options, algorithms=offered(options.algorithms, graph, profile))
         ways = [(mode, options) for mode in modes]
         if self.arena is not None:
             room = self.arena.nbytes if options.budget is None else min(self.arena.nbytes, options.budget)

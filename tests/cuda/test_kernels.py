@@ -377,14 +377,15 @@ def test_softmax_and_its_gradient_are_the_hosts(place: Place, shape: tuple[int, 
 @pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("shape", [(5, 10), (3, 1000)])
+@pytest.mark.parametrize("shape", [(5, 10), (3, 1000), (4, 3, 2, 5)])
 def test_cross_entropy_and_its_gradient_are_the_hosts(
-    place: Place, shape: tuple[int, int], weighted: bool, smoothing: float, dtype: str
+    place: Place, shape: tuple[int, ...], weighted: bool, smoothing: float, dtype: str
 ) -> None:
     x = (normal(shape) * 3).astype(numpy_dtype(dtype))
-    labels = np.random.default_rng(1).integers(0, shape[1], shape[0])
+    classes = x[0].size  # a flattened image is a view
+    labels = np.random.default_rng(1).integers(0, classes, shape[0])
     labels[0] = int(x[0].astype(np.float32).argmax())
-    weight = {"class_weight": np.abs(normal((shape[1],), seed=2))} if weighted else {}
+    weight = {"class_weight": np.abs(normal((classes,), seed=2))} if weighted else {}
     if weighted:
         weight["class_weight"][labels[1]] = 0
     inputs = {"labels": labels, "scalars": scalars(inverse_weight=0.37), **weight}

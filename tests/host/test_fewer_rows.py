@@ -11,7 +11,7 @@ from minidnn.device.host_profile import host_profile
 from minidnn.graph.build import build
 from minidnn.graph.graph import Graph, Target
 from minidnn.profile.profile import Algorithm, Profile, op_key
-from minidnn.run.choose import Options, choose
+from minidnn.run.choose import Options, choose, offered
 from minidnn.run.fewer_rows import for_fewer_rows
 from minidnn.schedule.actions import Alloc, Schedule
 from minidnn.schedule.check import check
@@ -61,3 +61,11 @@ def test_a_workspace_that_grows_with_fewer_rows_and_live_placement_have_no_sched
     assert for_fewer_rows(whole, small_graph, hungry, **given) is None  # type: ignore[arg-type]
     live = replace(whole, placement="live")
     assert for_fewer_rows(live, small_graph, host_profile(small_graph), **given) is None  # type: ignore[arg-type]
+
+
+def test_a_fixed_algorithm_that_fewer_rows_do_not_have_is_not_wanted_of_them() -> None:
+    small = graph(3)
+    first, second = [op for op in small.ops if op.function == "conv2d_forward"][:2]
+    ways = {op_key(small, op): (Algorithm("whole", 64, 1.0),) for op in (first, second)}
+    fixed = {first.name: Algorithm("split 4 whole", 16), second.name: Algorithm("whole", 64), "gone": Algorithm("x")}
+    assert offered(fixed, small, Profile("test", ways)) == {second.name: Algorithm("whole", 64)}

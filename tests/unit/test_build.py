@@ -105,6 +105,26 @@ def test_flatten_is_a_view_in_nchw_and_an_op_in_nhwc() -> None:
     assert reads(graph(target=BF16), "6:forward")["x"] == "5.y"
 
 
+def test_squared_error_compares_images_in_one_layout() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3))
+    for target, kinds in ((Target("native", "bf16", "NHWC"), ["layout"]), (Target(), [])):
+        found = build(net, nn.MSELoss(), (2, 3, 8, 8), target, optimizer=optim.SGD(0.1))
+        layouts = [op for op in found.ops if op.name.startswith("loss:") and op.function == "layout"]
+        assert [op.kind for op in layouts] == kinds
+        for op in found.ops:
+            if op.function.startswith("mse"):
+                images = [n for argument, n in op.bindings if argument in ("x", "target", "dx")]
+                assert len({found.tensors[n].layout for n in images}) == 1
+
+
+def test_softmax_refuses_classes_that_are_not_one_axis() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Softmax(), nn.Linear(144, 2))
+    with pytest.raises(ShapeError, match=r"2 \(Softmax\).*flattened from .*2, 4, 6, 6.* not its 144 classes; put a"):
+        build(net, nn.CrossEntropyLoss(), (2, 3, 8, 8), optimizer=optim.SGD(0.1))
+    one_pixel = nn.Sequential(nn.Conv2d(3, 4, 8), nn.Flatten(), nn.Softmax(), nn.Linear(4, 2))
+    build(one_pixel, nn.CrossEntropyLoss(), (2, 3, 8, 8), optimizer=optim.SGD(0.1))
+
+
 def test_dropout_bits_do_not_depend_on_the_target() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Dropout(), nn.Linear(144, 3))
     numbers = {
