@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from minidnn.schedule.actions import Action, Alloc, Buffer, Schedule
+from minidnn.schedule.actions import Action, Alloc, Buffer, PartAction, Schedule
 
 
 def find(s: Schedule, kind: type[Action], name: str = "", last: bool = False) -> int:
     """Index of the first (or last) action of a kind whose label ends with `name`."""
     found = [i for i, a in enumerate(s.actions) if type(a) is kind and a.label.endswith(name)]
     return found[-1 if last else 0]
+
+
+def parts(s: Schedule, kind: type[PartAction], name: str) -> list[int]:
+    """Indices of the packings or unpackings of a tensor's parts."""
+    return [i for i, a in enumerate(s.actions) if type(a) is kind and isinstance(a, PartAction) and a.host.name == name]
 
 
 def with_actions(s: Schedule, *parts: tuple[Action, ...]) -> Schedule:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from minidnn import nn, optim
 from minidnn.graph.build import build
 from minidnn.graph.graph import Graph, Target
 from minidnn.nn.loss import Loss
+from minidnn.plan.compress import compressible
 from minidnn.plan.mode import Request
 from minidnn.plan.plan import ORDERS
 from minidnn.plan.registry import parse_mode
 from minidnn.plan.vdnn import offload_plan
 from minidnn.profile.profile import Algorithm, Profile, op_key
 from minidnn.run.choose import Options, choose, schedule_of
-from minidnn.schedule.actions import Schedule
+from minidnn.schedule.actions import PartAction, Schedule
+from minidnn.schedule.lower import lower
 
 SETS = ("all", "conv", "aconv", "none")
+SLOTS, CODECS = 2, 3
+"""Of schedules that compress: few, so that parts and tensors wait for each other."""
 WAYS = (Algorithm("fast", 40_000), Algorithm("small", 3_000), Algorithm("zero", 0))
 
 
@@ -104,3 +109,22 @@ def modes(graph: Graph, rule: str) -> Iterator[str]:
     for family in ("vdnn", "vdnn++", "no-wait"):
         for chosen in (*SETS, f"{layers[1]}+{layers[2]}"):
             yield f"{family}:{chosen}({rule})"
+
+
+def compressing(
+    network: str = "plain", mode: str = "vdnn++:all(m)", target: str = "paper", names: tuple[str, ...] | None = None
+) -> Schedule:
+    """A schedule that compresses everything (or `names`) with few workers and slots."""
+    graph = graph_of(network, target)
+    plan = lowered(graph, mode).plan
+    chosen = compressible(graph, plan) if names is None else names
+    return lower(graph, replace(plan, compress=chosen, slots=SLOTS, codecs=CODECS))
+
+
+def in_place(s: Schedule) -> set[str]:
+    """Tensors that are unpacked to where they were packed from."""
+    hosts: dict[str, set[object]] = {}
+    for a in s.actions:
+        if isinstance(a, PartAction):
+            hosts.setdefault(a.host.name, set()).add(a.host)
+    return {name for name, places in hosts.items() if len(places) == 1}
