@@ -1,110 +1,25 @@
-"""Checkpoints: a resumed run gives the same bits, and whatever goes wrong while saving leaves the last one whole."""
+"""Saving: when it is done, that a failure leaves the last checkpoint whole, and that NaNs are never saved."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import resource
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from minidnn import Trainer, checkpoint, nn, optim
-from minidnn.data import Data, from_arrays
+from minidnn import checkpoint, optim
+from minidnn.data import from_arrays
 from minidnn.errors import ArgumentError, CheckpointError, NonFiniteLoss
-from minidnn.run.loop import FitResult
-
-BATCH = 4
-
-
-def network() -> nn.Sequential:
-    """Statistics, dropout and momentum: all that a resumed run must find again."""
-    return nn.Sequential(
-        nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), nn.Flatten(),
-        nn.Linear(27, 3), input_shape=(1, 6, 6),
-    )  # fmt: skip
-
-
-def data(samples: int = 22, test: int = 6) -> Data:
-    """Random images; the last batch of an epoch is partial."""
-    rng = np.random.default_rng(1)
-    return from_arrays(
-        "noise", (rng.standard_normal((samples, 1, 6, 6)).astype(np.float32), np.arange(samples) % 3), test_samples=test
-    )
-
-
-def trainer(**options: Any) -> Trainer:
-    """A trainer on the host."""
-    settings = {"device": "host", "seed": 5, **options}
-    return Trainer(network(), nn.CrossEntropyLoss(), settings.pop("optimizer", optim.Adam(0.01)), BATCH, **settings)
-
-
-def state(opened: Trainer) -> dict[str, bytes]:
-    """Weights, statistics and optimizer state."""
-    return {name: value.tobytes() for name, value in (opened.state_dict() | opened.optimizer_state()).items()}
-
-
-def finished(folder: Path, **options: Any) -> tuple[dict[str, bytes], list[dict[str, Any]], FitResult]:
-    """State, log of the steps and result of a fit."""
-    log = folder / "log.jsonl"
-    settings = {"log": log, **options}
-    with trainer() as opened:
-        result = opened.fit(data(), **settings)
-        records = [json.loads(line) for line in log.read_text().splitlines()]
-        return state(opened), [r for r in records if "step" in r], result
-
-
-@pytest.mark.parametrize("stop", [1, 3, 4, 5, 8, 10])
-@pytest.mark.parametrize("memory", ["base", "vdnn++:all(m)"])
-def test_a_resumed_run_goes_on_to_the_bit(tmp_path: Path, stop: int, memory: str) -> None:
-    whole, log, _ = finished(tmp_path, epochs=3)
-    part = tmp_path / "part.jsonl"
-    with trainer(memory=memory) as opened:
-        opened.fit(data(), 3, steps=stop, checkpoint=tmp_path / "saved", log=part)
-    with trainer(memory=memory) as opened:
-        result = opened.fit(data(), 3, resume=tmp_path / "saved", checkpoint=tmp_path / "saved", log=part)
-        assert state(opened) == whole
-    assert (result.steps, result.epochs) == (12, 3)
-    assert [r for r in map(json.loads, part.read_text().splitlines()) if "step" in r] == log
-
-
-def test_a_run_that_is_asked_to_stop_finishes_the_iteration_and_resumes(tmp_path: Path) -> None:
-    whole, _, _ = finished(tmp_path, epochs=3)
-
-    class Interrupting:
-        """Data whose seventh batch brings the request to stop, as a signal handler would."""
-
-        def __init__(self, opened: Trainer) -> None:
-            self.opened, self.inner, self.reads = opened, data().train, 0
-            self.input_shape, self.classes = self.inner.input_shape, self.inner.classes
-
-        def __len__(self) -> int:
-            return len(self.inner)
-
-        def read(self, indices: Any, x_out: Any, y_out: Any) -> None:
-            self.reads += 1
-            self.opened.stop_requested = self.opened.stop_requested or self.reads == 7
-            self.inner.read(indices, x_out, y_out)
-
-    with trainer() as opened:
-        result = opened.fit(Data("noise", Interrupting(opened), data().test), 3, checkpoint=tmp_path / "saved")
-        assert result.interrupted
-        assert 0 < result.steps < 12
-        assert result.checkpoint is not None
-        assert checkpoint.read(result.checkpoint).state["step"] == result.steps == opened.step_count
-        assert not opened.stop_requested  # the request is served: the next fit runs
-    with trainer() as opened:
-        assert not opened.fit(data(), 3, resume=tmp_path / "saved").interrupted
-        assert state(opened) == whole
+from tests.host.saved import data, finished, state, trainer
 
 
 def test_checkpoints_come_at_epochs_and_intervals_and_two_are_kept(tmp_path: Path) -> None:
@@ -194,7 +109,7 @@ def test_a_process_killed_while_saving_leaves_the_last_checkpoint(tmp_path: Path
     program = f"""
 import os, signal, safetensors.numpy
 from pathlib import Path
-from tests.host.test_checkpoints import data, trainer
+from tests.host.saved import data, trainer
 save, count = safetensors.numpy.save_file, iter(range(100))
 def dying(arrays, path):
     save(arrays, path)
@@ -221,7 +136,7 @@ def test_a_process_killed_while_replacing_a_checkpoint_leaves_one_whole(tmp_path
     program = f"""
 import os, shutil, signal, sys
 from pathlib import Path
-from tests.host.test_checkpoints import data, trainer
+from tests.host.saved import data, trainer
 where = Path({str(tmp_path)!r})
 trainer().fit(data(), 1, checkpoint=where)
 replace, count = os.replace, iter(range(100))
@@ -279,9 +194,7 @@ def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
     assert checkpoint.read(tmp_path).state["step"] == 12
 
 
-def test_what_cannot_be_saved_is_refused_before_the_first_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_saved_is_refused_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     with trainer() as opened:
         with pytest.raises(CheckpointError, match="file cannot be written: it is a file"):
@@ -309,41 +222,6 @@ def test_an_epoch_is_saved_before_it_is_told(tmp_path: Path) -> None:
     assert checkpoint.read(tmp_path).state["step"] == 4
 
 
-def test_training_leaves_no_thread_behind() -> None:
-    with trainer() as opened:
-        opened.fit(data(), 1)
-        opened.fit(data(), 1, progress=True)
-    assert not [thread.name for thread in threading.enumerate() if "tqdm" in thread.name or "loader" in thread.name]
-
-
-def test_a_damaged_state_or_weight_file_is_named(tmp_path: Path) -> None:
-    with trainer() as opened:
-        opened.fit(data(), 1, checkpoint=tmp_path)
-        whole = (tmp_path / "step-00000004" / "weights.safetensors").read_bytes()
-        for text in ("", "{", "[" * 100_000, "\udcff"):
-            (tmp_path / "step-00000004" / "state.json").write_text(text, errors="surrogateescape")
-            said = r"state.json cannot be read: it is damaged \(.*\); resume an older one"
-            with pytest.raises(CheckpointError, match=said):
-                opened.fit(data(), 1, resume=tmp_path)
-    rng = np.random.default_rng(3)
-    for keep in (0, 7, 8, 100, len(whole) - 1):
-        (tmp_path / "cut").write_bytes(whole[:keep])
-        with pytest.raises(CheckpointError, match="no readable safetensors file"):
-            checkpoint.read_weights(tmp_path / "cut")
-    for _ in range(200):
-        damaged = bytearray(whole)
-        damaged[rng.integers(0, 400)] = rng.integers(0, 256)
-        (tmp_path / "cut").write_bytes(damaged)
-        with suppress(CheckpointError):  # some bytes are of names and numbers
-            checkpoint.read_weights(tmp_path / "cut")
-    header = json.dumps({"w": {"dtype": "C64", "shape": [2], "data_offsets": [0, 16]}}).encode()
-    (tmp_path / "cut").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
-    with pytest.raises(CheckpointError, match=r"cut have complex numbers in w; they must be real|no readable"):
-        checkpoint.read_weights(tmp_path / "cut")  # an older safetensors does not know the type at all
-    with pytest.raises(CheckpointError, match="Is a directory"):
-        checkpoint.read_weights(tmp_path)
-
-
 def test_a_loss_that_is_nan_is_never_saved(tmp_path: Path) -> None:
     images = np.ones((8, 1, 6, 6), np.float32)
     images[6] = np.nan
@@ -367,64 +245,3 @@ def test_weights_that_are_nan_after_a_finite_loss_are_never_saved(tmp_path: Path
         assert all((opened.state_dict()[name] == value).all() for name, value in start.items())
     assert not list(tmp_path.iterdir())
     assert all((opened.net.state_dict()[name] == value).all() for name, value in start.items())
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lambda s: s | {"seed": 6}, "has seed 6; this run has 5"),
-        (lambda s: s | {"batch_size": 8}, "has batch_size 8; this run has 4"),
-        (lambda s: s | {"micro_batch": 2}, "has micro_batch 2; this run has 4"),
-        (lambda s: s | {"samples": 100}, "has samples 100; this run has 16"),
-        (lambda s: s | {"precision": "bf16"}, "has precision bf16; this run has fp32"),
-        (lambda s: s | {"step": "x"}, "does not say where it stopped; resume an older one"),
-        (lambda s: s | {"epoch": True}, "does not say where it stopped; resume an older one"),
-        (lambda s: s | {"batch": 4}, "does not say where it stopped; resume an older one"),
-        (lambda s: s | {"version": 2}, "has version 2; this minidnn reads version 1"),
-        (lambda s: [s], "is no JSON object"),
-    ],
-)
-def test_a_checkpoint_of_another_run_is_refused(
-    tmp_path: Path, change: Callable[[dict[str, Any]], Any], sentence: str
-) -> None:
-    with trainer() as opened:
-        opened.fit(data(), 1, checkpoint=tmp_path)
-    file = tmp_path / "step-00000004" / "state.json"
-    file.write_text(json.dumps(change(json.loads(file.read_text()))))
-    with trainer() as opened, pytest.raises(CheckpointError, match=sentence):
-        opened.fit(data(), 2, resume=tmp_path)
-
-
-def test_checkpoints_of_another_optimizer_or_network_or_none_are_refused(tmp_path: Path) -> None:
-    with trainer() as opened:
-        opened.fit(data(), 1, checkpoint=tmp_path)
-        opened.fit(data(), 1, checkpoint=tmp_path)
-    with trainer(optimizer=optim.SGD(0.1)) as opened, pytest.raises(CheckpointError, match="use the optimizer"):
-        opened.fit(data(), 4, resume=tmp_path)
-    with trainer() as opened:
-        with pytest.raises(CheckpointError, match="does not exist"):
-            opened.fit(data(), 1, resume=tmp_path / "nowhere")
-        with pytest.raises(CheckpointError, match="has step 8 of another run"):
-            opened.fit(data(), 1, checkpoint=tmp_path)
-        with pytest.raises(CheckpointError, match="has step 8 of another run"):
-            opened.fit(data(), 4, resume=tmp_path / "step-00000004", checkpoint=tmp_path)
-    (tmp_path / "step-00000008" / "weights.safetensors").write_bytes(b"\x00" * 30)
-    with trainer() as opened, pytest.raises(CheckpointError, match="no readable safetensors"):
-        opened.fit(data(), 4, resume=tmp_path)
-
-
-@pytest.mark.parametrize("reason", [PermissionError(13, "Permission denied"), OSError(5, "Input/output error")])
-def test_what_the_machine_says_of_a_file_is_passed_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: OSError
-) -> None:
-    (tmp_path / "a.safetensors").write_bytes(b"")
-
-    def refuse(self: Path, *arguments: object, **options: object) -> None:
-        raise reason
-
-    for name in ("open", "exists", "stat"):
-        monkeypatch.setattr(Path, name, refuse)
-    with pytest.raises(CheckpointError, match=f"no readable safetensors file .{reason.strerror}.; write it again"):
-        checkpoint.read_weights(tmp_path / "a.safetensors")
-    with pytest.raises(CheckpointError, match=f"cannot be read: {reason.strerror}; give a directory"):
-        checkpoint.read(tmp_path / "saved")

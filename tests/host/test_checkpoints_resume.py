@@ -1,0 +1,158 @@
+"""Resuming: a resumed run gives the same bits; a checkpoint that is damaged or of another run is refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minidnn import Trainer, checkpoint, optim
+from minidnn.data import Data
+from minidnn.errors import CheckpointError
+from tests.host.saved import data, finished, state, trainer
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 5, 8, 10])
+@pytest.mark.parametrize("memory", ["base", "vdnn++:all(m)"])
+def test_a_resumed_run_goes_on_to_the_bit(tmp_path: Path, stop: int, memory: str) -> None:
+    whole, log, _ = finished(tmp_path, epochs=3)
+    part = tmp_path / "part.jsonl"
+    with trainer(memory=memory) as opened:
+        opened.fit(data(), 3, steps=stop, checkpoint=tmp_path / "saved", log=part)
+    with trainer(memory=memory) as opened:
+        result = opened.fit(data(), 3, resume=tmp_path / "saved", checkpoint=tmp_path / "saved", log=part)
+        assert state(opened) == whole
+    assert (result.steps, result.epochs) == (12, 3)
+    assert [r for r in map(json.loads, part.read_text().splitlines()) if "step" in r] == log
+
+
+def test_a_run_that_is_asked_to_stop_finishes_the_iteration_and_resumes(tmp_path: Path) -> None:
+    whole, _, _ = finished(tmp_path, epochs=3)
+
+    class Interrupting:
+        """Data whose seventh batch brings the request to stop, as a signal handler would."""
+
+        def __init__(self, opened: Trainer) -> None:
+            self.opened, self.inner, self.reads = opened, data().train, 0
+            self.input_shape, self.classes = self.inner.input_shape, self.inner.classes
+
+        def __len__(self) -> int:
+            return len(self.inner)
+
+        def read(self, indices: Any, x_out: Any, y_out: Any) -> None:
+            self.reads += 1
+            self.opened.stop_requested = self.opened.stop_requested or self.reads == 7
+            self.inner.read(indices, x_out, y_out)
+
+    with trainer() as opened:
+        result = opened.fit(Data("noise", Interrupting(opened), data().test), 3, checkpoint=tmp_path / "saved")
+        assert result.interrupted
+        assert 0 < result.steps < 12
+        assert result.checkpoint is not None
+        assert checkpoint.read(result.checkpoint).state["step"] == result.steps == opened.step_count
+        assert not opened.stop_requested  # the request is served: the next fit runs
+    with trainer() as opened:
+        assert not opened.fit(data(), 3, resume=tmp_path / "saved").interrupted
+        assert state(opened) == whole
+
+
+def test_training_leaves_no_thread_behind() -> None:
+    with trainer() as opened:
+        opened.fit(data(), 1)
+        opened.fit(data(), 1, progress=True)
+    assert not [thread.name for thread in threading.enumerate() if "tqdm" in thread.name or "loader" in thread.name]
+
+
+def test_a_damaged_state_or_weight_file_is_named(tmp_path: Path) -> None:
+    with trainer() as opened:
+        opened.fit(data(), 1, checkpoint=tmp_path)
+        whole = (tmp_path / "step-00000004" / "weights.safetensors").read_bytes()
+        for text in ("", "{", "[" * 100_000, "\udcff"):
+            (tmp_path / "step-00000004" / "state.json").write_text(text, errors="surrogateescape")
+            said = r"state.json cannot be read: it is damaged \(.*\); resume an older one"
+            with pytest.raises(CheckpointError, match=said):
+                opened.fit(data(), 1, resume=tmp_path)
+    rng = np.random.default_rng(3)
+    for keep in (0, 7, 8, 100, len(whole) - 1):
+        (tmp_path / "cut").write_bytes(whole[:keep])
+        with pytest.raises(CheckpointError, match="no readable safetensors file"):
+            checkpoint.read_weights(tmp_path / "cut")
+    for _ in range(200):
+        damaged = bytearray(whole)
+        damaged[rng.integers(0, 400)] = rng.integers(0, 256)
+        (tmp_path / "cut").write_bytes(damaged)
+        with suppress(CheckpointError):  # some bytes are of names and numbers
+            checkpoint.read_weights(tmp_path / "cut")
+    header = json.dumps({"w": {"dtype": "C64", "shape": [2], "data_offsets": [0, 16]}}).encode()
+    (tmp_path / "cut").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    with pytest.raises(CheckpointError, match=r"cut have complex numbers in w; they must be real|no readable"):
+        checkpoint.read_weights(tmp_path / "cut")  # an older safetensors does not know the type at all
+    with pytest.raises(CheckpointError, match="Is a directory"):
+        checkpoint.read_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda s: s | {"seed": 6}, "has seed 6; this run has 5"),
+        (lambda s: s | {"batch_size": 8}, "has batch_size 8; this run has 4"),
+        (lambda s: s | {"micro_batch": 2}, "has micro_batch 2; this run has 4"),
+        (lambda s: s | {"samples": 100}, "has samples 100; this run has 16"),
+        (lambda s: s | {"precision": "bf16"}, "has precision bf16; this run has fp32"),
+        (lambda s: s | {"step": "x"}, "does not say where it stopped; resume an older one"),
+        (lambda s: s | {"epoch": True}, "does not say where it stopped; resume an older one"),
+        (lambda s: s | {"batch": 4}, "does not say where it stopped; resume an older one"),
+        (lambda s: s | {"version": 2}, "has version 2; this minidnn reads version 1"),
+        (lambda s: [s], "is no JSON object"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], Any], sentence: str
+) -> None:
+    with trainer() as opened:
+        opened.fit(data(), 1, checkpoint=tmp_path)
+    file = tmp_path / "step-00000004" / "state.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    with trainer() as opened, pytest.raises(CheckpointError, match=sentence):
+        opened.fit(data(), 2, resume=tmp_path)
+
+
+def test_checkpoints_of_another_optimizer_or_network_or_none_are_refused(tmp_path: Path) -> None:
+    with trainer() as opened:
+        opened.fit(data(), 1, checkpoint=tmp_path)
+        opened.fit(data(), 1, checkpoint=tmp_path)
+    with trainer(optimizer=optim.SGD(0.1)) as opened, pytest.raises(CheckpointError, match="use the optimizer"):
+        opened.fit(data(), 4, resume=tmp_path)
+    with trainer() as opened:
+        with pytest.raises(CheckpointError, match="does not exist"):
+            opened.fit(data(), 1, resume=tmp_path / "nowhere")
+        with pytest.raises(CheckpointError, match="has step 8 of another run"):
+            opened.fit(data(), 1, checkpoint=tmp_path)
+        with pytest.raises(CheckpointError, match="has step 8 of another run"):
+            opened.fit(data(), 4, resume=tmp_path / "step-00000004", checkpoint=tmp_path)
+    (tmp_path / "step-00000008" / "weights.safetensors").write_bytes(b"\x00" * 30)
+    with trainer() as opened, pytest.raises(CheckpointError, match="no readable safetensors"):
+        opened.fit(data(), 4, resume=tmp_path)
+
+
+@pytest.mark.parametrize("reason", [PermissionError(13, "Permission denied"), OSError(5, "Input/output error")])
+def test_what_the_machine_says_of_a_file_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: OSError
+) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"")
+
+    def refuse(self: Path, *arguments: object, **options: object) -> None:
+        raise reason
+
+    for name in ("open", "exists", "stat"):
+        monkeypatch.setattr(Path, name, refuse)
+    with pytest.raises(CheckpointError, match=f"no readable safetensors file .{reason.strerror}.; write it again"):
+        checkpoint.read_weights(tmp_path / "a.safetensors")
+    with pytest.raises(CheckpointError, match=f"cannot be read: {reason.strerror}; give a directory"):
+        checkpoint.read(tmp_path / "saved")
