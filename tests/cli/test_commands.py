@@ -1,4 +1,4 @@
-"""Help, JSON, silence and refusals of every command, and the commands that train nothing."""
+"""Help, JSON and silence of every command, and the commands that train nothing."""
 
 from __future__ import annotations
 
@@ -88,27 +88,6 @@ def test_a_reader_that_has_gone_is_no_error(command: str) -> None:
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=ROOT, env=buffered)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["trian"], "there is no command 'trian'; choose one of train, "),
-        (["summary"], "the following arguments are required: MODEL (see minidnn summary --help)"),
-        (["summary", "vgg17"], "there is no model 'vgg17'; the models are smallnet, "),
-        (["summary", "vgg16", "--batch", "0"], "--batch: '0' must be a whole number of at least 1"),
-        (["summary", "vgg16", "--batch", "1e3"], "--batch: '1e3' must be a whole number of at least 1"),
-        (["summary", "vgg16", "--input", "3x64"], "--input: '3x64' is no shape"),
-        (["summary", "vgg16", "--input", "3x0x64"], "--input: '3x0x64' is no shape"),
-        (["summary", "vgg16", "--input", "3x16x16"], "layer features.30 (MaxPool2d): input has shape [1, 512, 1, 1]"),
-        (["summary", "vgg16", "--bacth", "3"], "minidnn summary does not understand '--bacth 3'"),
-        (["summary", "vgg16", "--bat", "3"], "minidnn summary does not understand '--bat 3'"),
-        (["--jsn"], "minidnn does not understand '--jsn'"),
-        (["summary", "/nowhere/net.py:build"], "model file '/nowhere/net.py' does not exist"),
-    ],
-)
-def test_a_wrong_command_line_is_refused_in_one_sentence(arguments: list[str], says: str) -> None:
-    assert says in refuse(*arguments)
 
 
 def test_choices_on_the_command_line_are_those_of_the_library() -> None:

@@ -1,7 +1,9 @@
-"""What `pip install` puts on a user's disk."""
+"""What `pip install` puts on a user's disk, and the command where nothing is installed."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -45,3 +47,12 @@ def test_wheel_is_one_package_with_one_command(wheel: zipfile.Path) -> None:
     info = next(entry for entry in wheel.iterdir() if entry.name.endswith(".dist-info"))
     assert "minidnn = minidnn.cli:entry" in (info / "entry_points.txt").read_text()
     assert "License-Expression: Apache-2.0" in (info / "METADATA").read_text()
+
+
+def test_outside_of_the_checkout_the_module_is_the_command(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "minidnn", "summary", "vgg11", "--json"], capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["model"] == "vgg11"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +66,7 @@ def test_a_command_says_what_is_wrong_and_leaves_nothing_behind(
     with open(target or os.devnull, "w") as stream:
         if target:
             monkeypatch.setattr(sys, "stdout", stream)
-        code = cli.main(line.split(" ")[1:])
+        code = cli.main(shlex.split(line)[1:])
         monkeypatch.undo()
     said = capsys.readouterr()
     assert (code, said.out, kinds) == (2, "", [use.kind])

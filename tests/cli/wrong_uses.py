@@ -1,7 +1,7 @@
 """What users do wrong, each with the sentence they get: the table that docs/errors.md shows.
 
-A use is a command line, or Python in which `net`, `trainer`, `x`, `y` and `data` fit together. `...` in a sentence
-stands for what depends on the machine.
+A use is a command line, split as a shell splits it, or Python in which `net`, `trainer`, `x`, `y` and `data` fit
+together. `...` in a sentence stands for what depends on the machine.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ def net():
 
 def parts():
     return [nn.Flatten(), nn.Linear(64, 10)]
+
+def images():
+    return nn.Sequential(nn.Conv2d(1, 2, 3), input_shape=(1, 8, 8))
 
 def fickle():  # not the same network each time
     import numpy
@@ -104,12 +107,16 @@ def names() -> dict[str, Any]:
 USES = (
     Use("minidnn trian smallnet", "ArgumentError",
         "there is no command 'trian'; choose one of train, compare, ..."),
+    Use("minidnn --jsn", "ArgumentError",
+        "minidnn does not understand '--jsn' (see minidnn --help)"),
     Use("minidnn train resnet50", "ArgumentError",
         "there is no model 'resnet50'; the models are smallnet, smallvgg, alexnet, alexnet_tv, vgg, vgg11, "
         "vgg13, vgg16, vgg19, vgg11_bn, vgg13_bn, vgg16_bn, vgg19_bn, vgg101, vgg116, vgg191, table3, or "
         "path/to/file.py:function"),
     Use("minidnn train smallnet --batchsize 64", "ArgumentError",
         "minidnn train does not understand '--batchsize 64' (see minidnn train --help)"),
+    Use("minidnn summary vgg16 --bat 3", "ArgumentError",
+        "minidnn summary does not understand '--bat 3' (see minidnn summary --help)"),
     Use("minidnn train smallnet --batch 0", "ArgumentError",
         "--batch: '0' must be a whole number of at least 1 (see minidnn train --help)"),
     Use("minidnn train smallnet --batch 1e3", "ArgumentError",
@@ -118,8 +125,18 @@ USES = (
         "--lr: 'nan' must be a number of at least 0 (see minidnn train --help)"),
     Use("minidnn train smallnet --lr=-0.1", "ArgumentError",
         "--lr: '-0.1' must be a number of at least 0 (see minidnn train --help)"),
+    Use("minidnn train smallnet --lr 1e999", "ArgumentError",
+        "--lr: '1e999' must be a number of at least 0 (see minidnn train --help)"),
+    Use("minidnn train smallnet --lr 1_000", "ArgumentError",
+        "--lr: '1_000' must be a number of at least 0 (see minidnn train --help)"),
     Use("minidnn train smallnet --data=--", "ArgumentError",
         "--data is '--', which is no value; write one, or leave --data out"),
+    Use("minidnn train smallnet --data ''", "ArgumentError",
+        "data is ''; give digits, synthetic[:classes=10,length=512,shape=3x64x64], a .npz file, an x.npy file beside "
+        "y.npy, or a directory of IDX files, of CIFAR .bin files, of x.npy and y.npy, or of one folder of images per "
+        "class"),
+    Use("minidnn train smallnet --data ~nobody-of-this-name/x", "DataError",
+        "cannot read data '~nobody-of-this-name/x': ... home directory...; write the whole path"),
     Use("minidnn train smallnet --budget 8GiBs", "ArgumentError",
         "--budget: '8GiBs' is no size; write a number and a unit, such as 8GiB, 512MiB or 4096 (see minidnn "
         "train --help)"),
@@ -147,6 +164,10 @@ USES = (
         "features.7, ...)"),
     Use("minidnn train smallnet --optimizer adam --momentum 0.9", "ArgumentError",
         "--momentum goes with --optimizer sgd; --optimizer is adam"),
+    Use("minidnn train smallnet --optimizer adam --nesterov", "ArgumentError",
+        "--nesterov goes with --optimizer sgd; --optimizer is adam"),
+    Use("minidnn train smallnet --compress some", "ArgumentError",
+        "--compress: invalid choice: 'some' (choose from ...) (see minidnn train --help)"),
     Use("minidnn train smallnet --data mnist", "DataError",
         "data 'mnist' is no known name and no such file or directory exists; give digits, "
         "synthetic[:classes=10,length=512,shape=3x64x64], a .npz file, an x.npy file beside y.npy, or a "
@@ -170,6 +191,12 @@ USES = (
         "weights weights.safetensors are no readable safetensors file (...); write it again with safetensors"),
     Use("minidnn train smallnet --weights smallvgg.json", "CheckpointError",
         "weights smallvgg.json are no readable safetensors file (...); write it again with safetensors"),
+    Use("minidnn train smallnet --weights folder", "CheckpointError",
+        "weights folder are no readable safetensors file (Is a directory); write it again with safetensors"),
+    Use("minidnn train smallnet --resume run --weights weights.safetensors", "ArgumentError",
+        "--weights and --resume both say how the network starts; give one of them"),
+    Use("minidnn train smallnet --resume ''", "ArgumentError",
+        "--resume: '' is no path; name a file or directory (see minidnn train --help)"),
     Use("minidnn train smallnet --device host --data digits --resume folder", "CheckpointError",
         "checkpoint folder does not exist; give a directory that --checkpoint wrote"),
     Use("minidnn train smallvgg --device host --data digits --resume run", "CheckpointError",
@@ -180,14 +207,30 @@ USES = (
         "checkpoint run has batch_size 64; this run has 32: use the same to resume"),
     Use("minidnn train smallnet --device host --data digits --checkpoint net.py", "CheckpointError",
         "checkpoint directory net.py cannot be written: it is a file or a link; name another"),
+    Use("minidnn train smallnet --device host --data digits --checkpoint /dev/null", "CheckpointError",
+        "checkpoint directory /dev/null cannot be written: it is a file or a link; name another"),
+    Use("minidnn train smallnet --checkpoint ''", "ArgumentError",
+        "--checkpoint: '' is no path; name a file or directory (see minidnn train --help)"),
+    Use("minidnn train smallnet --checkpoint-every 2", "ArgumentError",
+        "--checkpoint-every needs --checkpoint DIR"),
     Use("minidnn train smallnet --device host --data digits --log nowhere/log.jsonl", "ArgumentError",
         "log nowhere/log.jsonl cannot be written: No such file or directory; name another file"),
+    Use("minidnn train smallnet --log ''", "ArgumentError",
+        "--log: '' is no path; name a file or directory (see minidnn train --help)"),
     Use("minidnn train smallnet:width=99999999 --device host --batch 1", "OutOfDeviceMemory",
         "the arena needs 3017485590.65 GiB; device host has ... free of ...: use a smaller batch or budget"),
+    Use("minidnn train smallnet:width=99999999999", "ArgumentError",
+        "model 'smallnet:width=99999999999': out_channels is 99999999999; it must be an int of 1 or more, at most "
+        "2147483647"),
+    Use("minidnn summary", "ArgumentError",
+        "the following arguments are required: MODEL (see minidnn summary --help)"),
+    Use("minidnn summary nowhere/net.py:net", "ArgumentError",
+        "model file 'nowhere/net.py' does not exist"),
     Use("minidnn summary net.py", "ArgumentError",
-        "model file 'net.py' needs a function behind it, file.py:function; its functions are net, parts, fickle"),
+        "model file 'net.py' needs a function behind it, file.py:function; its functions are net, parts, images, "
+        "fickle"),
     Use("minidnn summary net.py:model", "ArgumentError",
-        "model file 'net.py' has no function 'model'; its functions are net, parts, fickle"),
+        "model file 'net.py' has no function 'model'; its functions are net, parts, images, fickle"),
     Use("minidnn summary net.py:parts", "ArgumentError",
         "model 'net.py:parts' returned list; it must return an nn.Sequential"),
     Use("minidnn summary broken.py:net", "ArgumentError",
@@ -195,8 +238,14 @@ USES = (
     Use("minidnn summary smallnet:depth=3", "ArgumentError",
         "model 'smallnet:depth=3' has no option 'depth=3'; its options are num_classes=10, input_shape=1x8x8, "
         "width=32"),
+    Use("minidnn summary vgg:extra=1_0", "ArgumentError",
+        "option extra of model 'vgg:extra=1_0' is '1_0'; write a value like 0"),
     Use("minidnn summary smallnet --input 8x8", "ArgumentError",
         "--input: '8x8' is no shape; write channels x height x width, such as 3x64x64 (see minidnn summary --help)"),
+    Use("minidnn summary vgg16 --input 3x0x64", "ArgumentError",
+        "--input: '3x0x64' is no shape; write channels x height x width, such as 3x64x64 (see minidnn summary --help)"),
+    Use("minidnn train smallnet --input 1x00x8", "ArgumentError",
+        "--input: '1x00x8' is no shape; write channels x height x width, such as 3x64x64 (see minidnn train --help)"),
     Use("minidnn summary vgg16 --input 3x16x16", "ShapeError",
         "layer features.30 (MaxPool2d): input has shape [1, 512, 1, 1]; pooling window (2, 2) needs a larger image"),
     Use("minidnn memory vgg16 --mode vdnn:all(p)", "ArgumentError",
@@ -205,14 +254,29 @@ USES = (
     Use("minidnn memory smallvgg --fit tight", "ArgumentError",
         "fit is 'tight'; it must be one of best-fit, first-fit, exact-then-first, worst-fit, high-end, "
         "high-end-offloaded"),
+    Use("minidnn memory smallvgg --fit ''", "ArgumentError",
+        "fit is ''; it must be one of best-fit, first-fit, exact-then-first, worst-fit, high-end, high-end-offloaded"),
     Use("minidnn memory smallvgg --density 1.5", "ArgumentError",
         "--density is 1.5; it must be a number in [0, 1]"),
+    Use("minidnn memory smallvgg --density 1_0", "ArgumentError",
+        "--density is '1_0'; give a number from 0 to 1 or a JSON file (No such file or directory)"),
+    Use("minidnn memory smallvgg --density ''", "ArgumentError",
+        "--density is ''; give a number from 0 to 1 or a JSON file (No such file or directory)"),
     Use("minidnn memory --trace trace.jsonl", "DataError",
         "trace.jsonl: trace frees 'b', which was never allocated; free each allocated id once"),
+    Use("minidnn memory --trace trace.jsonl --budget 1GiB", "ArgumentError",
+        "--budget goes with a MODEL; a --trace has --fit alone"),
+    Use("minidnn memory --trace trace.jsonl --plot trace.png", "ArgumentError",
+        "--plot goes with a MODEL; a --trace has --fit alone"),
     Use("minidnn simulate vgg16", "ArgumentError",
         "simulate needs times: give --gpu NAME (such as gtx1080ti or h100) or --profile FILE"),
     Use("minidnn simulate smallvgg --gpu k80", "ArgumentError",
         "gpu is 'k80'; it must be one of gtx970, gtx1080ti, k40, p100, v100, rtx2080ti, a100, h100"),
+    Use("minidnn simulate smallvgg --gpu k40 --fit tight", "ArgumentError",
+        "fit is 'tight'; it must be one of best-fit, first-fit, exact-then-first, worst-fit, high-end, "
+        "high-end-offloaded"),
+    Use("minidnn simulate smallvgg --gpu k40 --density half", "ArgumentError",
+        "--density is 'half'; give a number from 0 to 1 or a JSON file (No such file or directory)"),
     Use("minidnn simulate smallvgg --profile empty.json", "ArgumentError",
         "profile empty.json is damaged or no profile; give a file that 'minidnn profile' wrote"),
     Use("minidnn simulate smallvgg --batch 16 --profile smallvgg.json", "ArgumentError",
@@ -228,12 +292,24 @@ USES = (
         "simulate --help)"),
     Use("minidnn plan smallvgg --batch 8 --gpu k40 --policy greedy --budget 1MiB", "BudgetError",
         "memory mode greedy at batch 8 needs at least ...; the budget is 1048576 bytes (1.0 MiB)"),
+    Use("minidnn sweep smallvgg --gpu k40 --bandwidths 1,x", "ArgumentError",
+        "--bandwidths: 'x' must be a number above 0 (see minidnn sweep --help)"),
+    Use("minidnn sweep smallvgg --gpu k40 --bandwidths ,", "ArgumentError",
+        "--bandwidths: ',' names none; write numbers with commas, such as 1,2,3 (see minidnn sweep --help)"),
     Use("minidnn profile smallvgg --device host -o profile.json", "ArgumentError",
         "--device is 'host'; it must be a CUDA device, such as cuda or cuda:1"),
+    Use("minidnn profile smallnet --output=--", "ArgumentError",
+        "--output is '--', which is no value; write one, or leave --output out"),
+    Use("minidnn compare smallvgg --fit tight", "ArgumentError",
+        "fit is 'tight'; it must be one of best-fit, first-fit, exact-then-first, worst-fit, high-end, "
+        "high-end-offloaded"),
     Use("minidnn compare smallnet --device host --data digits --batch 5000", "ArgumentError",
         "--batch is 5000; digits has 1437 images: take a smaller batch"),
     Use("minidnn compare net.py:fickle --device host --modes base(m),vdnn:all(m) --quiet", "GradientMismatch",
         "gradients differ from base with the same algorithms in vdnn:all(m)"),
+    Use("minidnn compare net.py:images --device host --batch 4", "ShapeError",
+        "layer loss (CrossEntropyLoss): logits have shape [4, 2, 6, 6]; expected [N, classes]: end the network in "
+        "Flatten and Linear"),
     Use("minidnn models > /dev/full", "MiniDnnError",
         "standard output cannot be written: No space left on device; name a file that can take it"),
     Use("nn.Conv2d(3, 64, 3, stride=0)", "ArgumentError",

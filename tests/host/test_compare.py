@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from minidnn import nn, optim
+from minidnn.cli.compare import Batches
+from minidnn.data import from_arrays
 from minidnn.device.base import Region
 from minidnn.device.host import HostDevice
 from minidnn.graph.build import build
@@ -235,3 +237,12 @@ def test_every_policy_of_the_registry_yields_a_plan() -> None:
     profile = modelled(graph, "h100")
     for family in POLICIES:
         assert list(candidates(graph, parse_mode(family), profile, Options())), family
+
+
+def test_comparing_over_many_steps_takes_no_memory_for_them() -> None:
+    data = from_arrays("set", (np.arange(5.0).reshape(5, 1, 1, 1), np.zeros(5, int)), test_samples=0)
+    batches = Batches(data, 3, 10**9)
+    assert len(batches) == 10**9
+    x, _ = batches[10**9 - 1]
+    assert x.ravel().tolist() == [(3 * (10**9 - 1) + row) % 5 for row in range(3)]
+    assert sum(len(y) for _, y in Batches(data, 3, 4)) == 12
