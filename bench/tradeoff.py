@@ -77,6 +77,10 @@ def _mode(row: Mapping[str, Any]) -> Point | None:
     return Point(family, setting, said["ms"], said["peak_bytes"], fits=False) if said else None
 
 
+WIDE = 4
+"""From so many times the fastest on the slowest makes the axis of times logarithmic."""
+
+
 def draw(title: str, found: list[Point], path: Path) -> None:
     """One plot."""
     from matplotlib.figure import Figure
@@ -97,9 +101,11 @@ def draw(title: str, found: list[Point], path: Path) -> None:
         beyond = [p for p in found if p.way == way and not p.fits]
         axes.plot([p.nbytes / GiB for p in beyond], [p.ms for p in beyond], marker="$\\otimes$", markersize=7,
                   color=colour, linestyle="none")  # fmt: skip
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else "")
+    times = [p.ms for p in found if p.fits]
+    if times and max(times) > WIDE * min(times):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else "")
     axes.set_xlim(left=0)
     axes.set_xlabel("device memory in use at most (GiB)", fontsize=8)
     axes.set_ylabel("ms of an iteration", fontsize=8)

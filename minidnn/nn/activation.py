@@ -104,7 +104,7 @@ class Softmax(Layer):
         if flat and scope.x.shape[1] != scope.shape[1]:  # Flatten is a view: in memory axis 1 are still the channels
             raise ShapeError(
                 f"input is flattened from {list(scope.x.shape)}, whose axis 1 is not its {scope.shape[1]} classes; "
-                "put a Linear layer in between"
+                "use a Linear layer in between"
             )
         y = scope.activation(scope.x.shape, scope.x.layout)
         scope.emit("forward", "softmax_forward", [("x", scope.x)], [("y", y)])

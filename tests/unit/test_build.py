@@ -119,7 +119,7 @@ def test_squared_error_compares_images_in_one_layout() -> None:
 
 def test_softmax_refuses_classes_that_are_not_one_axis() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Softmax(), nn.Linear(144, 2))
-    with pytest.raises(ShapeError, match=r"2 \(Softmax\).*flattened from .*2, 4, 6, 6.* not its 144 classes; put a"):
+    with pytest.raises(ShapeError, match=r"2 \(Softmax\).*flattened from .*2, 4, 6, 6.* not its 144 classes; use a"):
         build(net, nn.CrossEntropyLoss(), (2, 3, 8, 8), optimizer=optim.SGD(0.1))
     one_pixel = nn.Sequential(nn.Conv2d(3, 4, 8), nn.Flatten(), nn.Softmax(), nn.Linear(4, 2))
     build(one_pixel, nn.CrossEntropyLoss(), (2, 3, 8, 8), optimizer=optim.SGD(0.1))
