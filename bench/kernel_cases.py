@@ -219,7 +219,7 @@ def elementwise(on: Context) -> Iterator[Case]:
         x = normal(256, 3, 224, 224, dtype=dtype, nhwc=True)
         y = poisoned(normal(256, channels, 224, 224, dtype=dtype, nhwc=True))
         wanted = F.pad(x, (0, 0, 0, 0, 0, channels - 3))
-        launch = map_ops.pad_channels(on, x=array(x), y=array(y))
+        launch = image_ops.pad_channels(on, x=array(x), y=array(y))
         yield Case(f"pad channels 3 to {channels}, {form}", launch, size(x, y),
                    lambda y=y, wanted=wanted: gap(y, wanted), 0.0)  # fmt: skip
     for form, dtype, k, stride in (("bf16 3x3", torch.bfloat16, 3, 1), ("bf16 11x11s4", torch.bfloat16, 11, 4),

@@ -35,3 +35,22 @@ __device__ __forceinline__ void unfold(const T* x, T* y, int N, Taps g, Split sp
     }
 UNFOLD(float, 4, f32)
 UNFOLD(bf16, 8, bf16)
+
+// Fewer channels than 16 bytes hold, innermost, and zeros behind them: one store per pixel.
+template <typename T, int V> __device__ __forceinline__ void pad_channels(const T* x, T* y, u32 pixels, int C) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        u32 i = (blockIdx.x * 4 + k) * THREADS + threadIdx.x;
+        if (i >= pixels) break;
+        Pack<T, V> pixel;
+#pragma unroll
+        for (int v = 0; v < V; v++) pixel.v[v] = v < C ? x[(i64)i * C + v] : from_float<T>(0.0f);
+        store<T, V>(y + (i64)i * V, pixel);
+    }
+}
+#define PAD(T, V, VARIANT)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS) pad_channels_##VARIANT(const T* x, T* y, u32 pixels, int C) { \
+        pad_channels<T, V>(x, y, pixels, C);                                                                            \
+    }
+PAD(float, 4, f32)
+PAD(bf16, 8, bf16)

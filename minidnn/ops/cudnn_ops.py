@@ -68,7 +68,7 @@ def _prepared(on: Context, p: Problem, kind: str, workspace: int) -> tuple[Probl
             continue
         x, y = arrays[name], others[name]
         if kind == PADDED:
-            made[name] = map_ops.pad_channels(on, x=x, y=y)
+            made[name] = image_ops.pad_channels(on, x=x, y=y)
             continue
         # A weight's windows are the whole weight, one behind the other.
         window = p.window if name == "x" else {"stride": (1, 1), "padding": ((0, 0), (0, 0)), "dilation": (1, 1)}
@@ -161,7 +161,7 @@ def conv2d_backward_filter(
         )  # fmt: skip
         k, c, r, s = dw.shape4
         y = dw if kind == PADDED else Array.channels_last(dw.address, (k, r * s * c, 1, 1), dw.dtype)
-        return sequence(made["x"], convolution, map_ops.cut_channels(on, x=operands["dw"], y=y))
+        return sequence(made["x"], convolution, image_ops.cut_channels(on, x=operands["dw"], y=y))
     launch, name = _bind(on, p, algorithm, workspace)
     if variant_of(name) != ROUNDED:
         return launch

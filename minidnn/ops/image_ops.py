@@ -1,4 +1,4 @@
-"""What makes the first convolution's images fit for tensor cores: their windows laid out as channels.
+"""What makes the first convolution's images fit for tensor cores: more channels, or their windows laid out as channels.
 
 Every function binds one op and returns the launch.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_int32
+from dataclasses import replace
 
 from minidnn.ops.array import Array
 from minidnn.ops.context import Context
-from minidnn.ops.kernels import BLOCK, FastDiv, Launcher, Split, Strides, blocks, image_grid, u32
+from minidnn.ops.kernels import BLOCK, THREADS, FastDiv, Launcher, Split, Strides, blocks, image_grid, u32
+from minidnn.ops.map_ops import layout
 from minidnn.ops.plans import Padding, Pair
 
 IMAGES = 4
@@ -44,3 +46,15 @@ def unfold(
         "image", f"unfold_{x.code}", image_grid(count, blocks(n, IMAGES)), BLOCK,
         x, y, n, geometry, Split(packs, q), u32(count), Strides(x),
     )  # fmt: skip
+
+
+def pad_channels(on: Context, *, x: Array, y: Array) -> Launcher:
+    """Y = X and zeros behind its channels; Y has as many as 16 bytes hold, both have them innermost."""
+    pixels = y.size // y.shape4[1]
+    grid = (blocks(pixels, 4 * THREADS), 1, 1)
+    return on.bind("image", f"pad_channels_{x.code}", grid, BLOCK, x, y, u32(pixels), x.shape4[1])
+
+
+def cut_channels(on: Context, *, x: Array, y: Array) -> Launcher:
+    """Y = the first channels of X, as many as Y has."""
+    return layout(on, x=replace(x, shape=y.shape), y=y)

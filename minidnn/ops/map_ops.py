@@ -126,18 +126,6 @@ def _same_layout(on: Context, x: Array, y: Array) -> Launcher:
 cast = layout
 
 
-def pad_channels(on: Context, *, x: Array, y: Array) -> Launcher:
-    """Y = X and zeros behind its channels; Y has as many as 16 bytes hold, both have them innermost."""
-    pixels = y.size // y.shape4[1]
-    grid = (blocks(pixels, 4 * THREADS), 1, 1)
-    return on.bind("layout", f"pad_channels_{x.code}", grid, BLOCK, x, y, u32(pixels), x.shape4[1])
-
-
-def cut_channels(on: Context, *, x: Array, y: Array) -> Launcher:
-    """Y = the first channels of X, as many as Y has."""
-    return layout(on, x=replace(x, shape=y.shape), y=y)
-
-
 # -- dropout -----------------------------------------------------------------------------------------------------------
 
 

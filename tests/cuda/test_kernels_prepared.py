@@ -12,7 +12,7 @@ import pytest
 
 from minidnn.device.base import numpy_dtype
 from minidnn.errors import DeviceError
-from minidnn.ops import cudnn_ops, image_ops, map_ops
+from minidnn.ops import cudnn_ops, image_ops
 from minidnn.ops.kernels import Launcher
 from minidnn.ops.numpy_ops import OPS
 from minidnn.ops.plans import PADDED, PREPARED, UNFOLDED, PlanStore, Problem, kind_of
@@ -33,13 +33,13 @@ def test_channels_are_filled_up_with_zeros_and_cut_off_again(
 ) -> None:
     value = normal((3, channels, *pixels), dtype)
     x, wide = place.put(value, "NHWC"), place.empty((3, WIDTHS[dtype], *pixels), dtype, "NHWC")
-    map_ops.pad_channels(place.context, x=x, y=wide)()
+    image_ops.pad_channels(place.context, x=x, y=wide)()
     place.check()
     found = place.get(wide)
     assert (found[:, :channels] == value).all()
     assert (found[:, channels:] == 0).all()
     back = place.empty(value.shape, dtype, "NHWC")
-    map_ops.cut_channels(place.context, x=wide, y=back)()
+    image_ops.cut_channels(place.context, x=wide, y=back)()
     place.check()
     assert (place.get(back) == value).all()
 
