@@ -81,14 +81,14 @@ __device__ __forceinline__ void avg_pool_forward(const T* x, T* y, int N, Averag
     }
 }
 
-// NCHW with large windows (global pooling): a warp per output, its lanes along the rows.
-template <typename T>
-__device__ __forceinline__ void avg_pool_forward_warp(const T* x, T* y, int N, Average g, Split split, u32 count,
-                                                      Strides sx, Strides sy) {
-    u32 i = blockIdx.x * (THREADS / 32) + (threadIdx.x >> 5);
-    int lane = threadIdx.x & 31;
-    if (i >= count) return;
-    Place at = place(i, split);
+// NCHW with large windows (global pooling): LANES lanes per output, side by side along the rows.
+template <typename T, int LANES>
+__device__ __forceinline__ void avg_pool_forward_lanes(const T* x, T* y, int N, Average g, Split split, u32 count,
+                                                       Strides sx, Strides sy) {
+    u32 i = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
+    int lane = threadIdx.x % LANES;
+    bool there = i < count;  // all lanes of a warp meet in the sum
+    Place at = place(there ? i : 0, split);
     int c = at.outer, p = at.middle, q = at.inner;
     Span row = rows(p, g), column = columns(q, g);
     int width = column.end - column.begin, area = (row.end - row.begin) * width;
@@ -97,11 +97,15 @@ __device__ __forceinline__ void avg_pool_forward_warp(const T* x, T* y, int N, A
     for (int n = blockIdx.y; n < N; n += gridDim.y) {
         const T* source = x + n * sx.n + (i64)c * sx.c + row.begin * sx.h + column.begin * sx.w;
         float sum = 0.0f;
-#pragma unroll 4
-        for (int tap = lane; tap < area; tap += 32)
-            sum += to_float(source[whole ? tap : (tap / width) * sx.h + (tap % width) * sx.w]);
-        sum = warp_sum(sum);
-        if (lane == 0) y[n * sy.n + c * sy.c + p * sy.h + q * sy.w] = from_float<T>(sum * share);
+        if (whole) {
+#pragma unroll 8
+            for (int tap = lane; tap < area; tap += LANES) sum += to_float(source[tap]);
+        } else {
+            for (int tap = lane; tap < area; tap += LANES) sum += to_float(source[tap / width * sx.h + tap % width]);
+        }
+#pragma unroll
+        for (int step = LANES / 2; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        if (there && lane == 0) y[n * sy.n + c * sy.c + p * sy.h + q * sy.w] = from_float<T>(sum * share);
     }
 }
 
@@ -172,6 +176,58 @@ __device__ __forceinline__ void avg_pool_backward(const T* dy, const T* mask, T*
     }
 }
 
+// 3 x 3 windows of stride 1 with a padding of 1: the gradient is as large as the input and a sum of 3 x 3 of its
+// neighbours too, so that both directions are one filter. forward: each sum is divided by its window's size; backward:
+// each term by its own window's. A thread takes ROWS results below each other and reads each row once. blockIdx.y is
+// the strip of ROWS rows and blockIdx.z the image: what two strips read runs at nearly the same time.
+template <typename T, int V, bool LAST, int ROWS>
+__device__ __forceinline__ void avg_pool_box(const T* in, const T* mask, T* out, int N, Average g, Split split, u32 count,
+                                             Strides si, Strides so, int backward) {
+    u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= count) return;
+    Place at = place(i, split);
+    int group = at.outer * (int)split.inner.divisor;  // NHWC: of channels, so that a block's pixels are neighbours
+    int c = LAST ? (group + at.inner) * V : at.middle, w = LAST ? at.middle : at.inner;
+    int h = blockIdx.y * ROWS;
+    float part[3];  // of each column's pixels
+#pragma unroll
+    for (int s = 0; s < 3; s++) part[s] = backward ? 1.0f / (float)columns(w + s - 1, g).size : 1.0f;
+    int width = columns(w, g).size;
+    for (int n = blockIdx.z; n < N; n += gridDim.z) {
+        const T* source = in + n * si.n + (i64)c * si.c + ((h - 1) * si.h + (w - 1) * si.w);
+        i64 target = n * so.n + (i64)c * so.c + (h * so.h + w * so.w);
+        Pack<T, V> lines[ROWS + 2][3];
+#pragma unroll
+        for (int l = 0; l < ROWS + 2; l++)  // all loads are issued before the first sum
+#pragma unroll
+            for (int s = 0; s < 3; s++) {
+                bool there = h + l >= 1 && h + l <= g.H && w + s >= 1 && w + s <= g.W;
+                lines[l][s] = {};
+                if (there) lines[l][s] = load<T, V>(source + l * si.h + s * si.w);
+            }
+        float sums[ROWS + 2][V];  // of each row's pixels
+#pragma unroll
+        for (int l = 0; l < ROWS + 2; l++) {
+            float share = backward ? 1.0f / (float)rows(h + l - 1, g).size : 1.0f;
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                float sum = 0.0f;
+#pragma unroll
+                for (int s = 0; s < 3; s++) sum += to_float(lines[l][s].v[v]) * part[s];
+                sums[l][v] = sum * share;
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            if (h + r >= g.H) break;
+            float share = backward ? 1.0f : 1.0f / (float)(rows(h + r, g).size * width), result[V];
+#pragma unroll
+            for (int v = 0; v < V; v++) result[v] = (sums[r][v] + sums[r + 1][v] + sums[r + 2][v]) * share;
+            store_gradient<T, V>(mask, out, target + r * so.h, result);
+        }
+    }
+}
+
 // One window that is the whole image: every pixel gets the same share of dY [N,C]. `inner` counts a pixel's packs of
 // channels (NHWC) or a channel's pixels (NCHW), `outer` an image's pixels (NHWC).
 template <typename T, int V, bool LAST>
@@ -204,8 +260,7 @@ __device__ __forceinline__ void avg_pool_backward_global(const T* dy, const T* m
     }
 #define AVG_POOL_WINDOWS(T, V, LAYOUT, LAST, VARIANT)      \
     AVG_POOL(T, V, LAYOUT, LAST, VARIANT, 0, 1)            \
-    AVG_POOL(T, V, LAYOUT, LAST, VARIANT##_k2s2, 2, 2)     \
-    AVG_POOL(T, V, LAYOUT, LAST, VARIANT##_k3s1, 3, 1)
+    AVG_POOL(T, V, LAYOUT, LAST, VARIANT##_k2s2, 2, 2)
 AVG_POOL_WINDOWS(float, 4, nhwc, true, f32x4)
 AVG_POOL_WINDOWS(float, 1, nhwc, true, f32)
 AVG_POOL_WINDOWS(bf16, 8, nhwc, true, bf16x8)
@@ -227,10 +282,25 @@ AVG_POOL_GLOBAL(float, 1, nchw, false, f32)
 AVG_POOL_GLOBAL(bf16, 8, nchw, false, bf16x8)
 AVG_POOL_GLOBAL(bf16, 1, nchw, false, bf16)
 
-#define AVG_POOL_WARP(T, VARIANT)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(THREADS) avg_pool_forward_warp_##VARIANT(                              \
+#define AVG_POOL_LANES(T, VARIANT, LANES)                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS) avg_pool_forward_lanes_##VARIANT##_##LANES(                   \
         const T* x, T* y, int N, Average g, Split split, u32 count, Strides sx, Strides sy) {                           \
-        avg_pool_forward_warp<T>(x, y, N, g, split, count, sx, sy);                                                     \
+        avg_pool_forward_lanes<T, LANES>(x, y, N, g, split, count, sx, sy);                                             \
     }
-AVG_POOL_WARP(float, f32)
-AVG_POOL_WARP(bf16, bf16)
+AVG_POOL_LANES(float, f32, 8)
+AVG_POOL_LANES(float, f32, 32)
+AVG_POOL_LANES(bf16, bf16, 8)
+AVG_POOL_LANES(bf16, bf16, 32)
+
+#define AVG_POOL_BOX(T, V, LAYOUT, LAST, VARIANT)                                                                       \
+    extern "C" __global__ void __launch_bounds__(THREADS) avg_pool_box_##LAYOUT##_##VARIANT(                            \
+        const T* in, const T* mask, T* out, int N, Average g, Split split, u32 count, Strides si, Strides so,           \
+        int backward) {                                                                                                 \
+        avg_pool_box<T, V, LAST, 4>(in, mask, out, N, g, split, count, si, so, backward);                               \
+    }
+AVG_POOL_BOX(float, 4, nhwc, true, f32x4)
+AVG_POOL_BOX(float, 1, nhwc, true, f32)
+AVG_POOL_BOX(bf16, 8, nhwc, true, bf16x8)
+AVG_POOL_BOX(bf16, 1, nhwc, true, bf16)
+AVG_POOL_BOX(float, 1, nchw, false, f32)
+AVG_POOL_BOX(bf16, 1, nchw, false, bf16)

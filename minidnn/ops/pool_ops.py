@@ -152,19 +152,39 @@ def _average(
 def _average_window(geometry: Average) -> str:
     """The variant for a window that kernels know at compile time, else empty."""
     window = (geometry.R, geometry.S, geometry.stride_h, geometry.stride_w)
-    known = {(2, 2, 2, 2): "_k2s2", (3, 3, 1, 1): "_k3s1"}
-    return "" if geometry.adaptive else known.get(window, "")
+    return "_k2s2" if window == (2, 2, 2, 2) and not geometry.adaptive else ""
+
+
+def _box(
+    on: Context, source: Array, mask: Array | None, target: Array, geometry: Average, layout: str, backward: bool
+) -> Launcher | None:
+    """Either direction of a 3 x 3 window of stride 1 that keeps the image's size; None for other windows."""
+    n, c, h, w = source.shape4
+    strips = blocks(h, 4)  # of as many rows as the kernel says
+    window = (geometry.R, geometry.S, geometry.stride_h, geometry.stride_w, geometry.pad_h, geometry.pad_w)
+    if geometry.adaptive or window != (3, 3, 1, 1, 1, 1) or target.shape4[2:] != (h, w) or strips > 65535:
+        return None
+    width = vector(c, source, mask, target) if layout == "nhwc" else 1
+    packs = c // width
+    split = Split(w, c) if layout == "nchw" else Split(16 if packs % 16 == 0 else packs, w)
+    return on.bind(
+        "average", f"avg_pool_box_{layout}_{suffix(source.code, width)}", (blocks(packs * w), strips, min(n, 65535)),
+        BLOCK, source, mask, target, n, geometry, split, u32(packs * w), Strides(source), Strides(target), backward,
+    )  # fmt: skip
 
 
 def _avg_forward(on: Context, x: Array, y: Array, geometry: Average) -> Launcher:
-    n, c, _, _ = x.shape4
+    n, c, h, w = x.shape4
     _, _, p, q = y.shape4
     layout = common_layout("average pooling", x, y)
-    if layout == "nchw" and (x.shape4[2] * x.shape4[3]) >= 16 * p * q:  # large windows: a warp each
+    if layout == "nchw" and h * w >= 16 * p * q:  # large windows: some lanes each
+        lanes = 8 if h * w < 256 * p * q else 32
         return on.bind(
-            "average", f"avg_pool_forward_warp_{x.code}", image_grid(c * p * q, n, THREADS // 32), BLOCK,
+            "average", f"avg_pool_forward_lanes_{x.code}_{lanes}", image_grid(c * p * q, n, THREADS // lanes), BLOCK,
             x, y, n, geometry, Split(q, p), u32(c * p * q), Strides(x), Strides(y),
         )  # fmt: skip
+    if box := _box(on, x, None, y, geometry, layout, backward=False):
+        return box
     width = vector(c, x, y) if layout == "nhwc" else 1
     split, count = _split(layout, width, c, p, q)
     return on.bind(
@@ -179,6 +199,8 @@ def _avg_backward(on: Context, dy: Array, mask: Array | None, dx: Array, geometr
     window = (geometry.R, geometry.S, geometry.end_h, geometry.end_w)
     if dy.shape4[2:] == (1, 1) and (geometry.adaptive or window == (h, w, h, w)) and dx.size < 2**31:
         return _avg_backward_global(on, dy, mask, dx, layout)
+    if box := _box(on, dy, mask, dx, geometry, layout, backward=True):
+        return box
     width = vector(c, dx, dy, mask) if layout == "nhwc" else 1
     split, count = _split(layout, width, c, h, w)
     return on.bind(
