@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from minidnn.device.measure import link_rates, op_times
+from minidnn.device.measure import host_times, link_rates, op_times, times_in_place
 from minidnn.errors import OutOfDeviceMemory, OutOfPinnedMemory
 from minidnn.graph.graph import Graph
 from minidnn.graph.op import Op
@@ -19,7 +20,7 @@ from minidnn.ops.array import Array
 from minidnn.ops.cuda_ops import CONVOLUTIONS, OPS
 from minidnn.ops.cudnn_ops import problem
 from minidnn.ops.cudnn_plans import HOPELESS, LARGE
-from minidnn.ops.plans import Problem
+from minidnn.ops.plans import PlanStore, Problem
 from minidnn.profile.profile import Algorithm, Profile, op_key
 from minidnn.progress import bar
 from minidnn.units import MiB, round_up
@@ -34,7 +35,8 @@ NOISE = 1.02
 
 
 def card_profile(device: CudaDevice, graph: Graph) -> Profile:
-    """Entries for all ops of a graph, and the link. Where memory was too short to measure, times are missing."""
+    """Entries for all ops of a graph, the link, and what the host costs. Where memory was too short to measure, times
+    are missing."""
     store = device.plans(device.stream("compute")).store
     ops = {op_key(graph, op): op for op in graph.ops}
     convolutions = {key: op for key, op in ops.items() if op.function in CONVOLUTIONS}
@@ -44,17 +46,43 @@ def card_profile(device: CudaDevice, graph: Graph) -> Profile:
             entries[key] = _convolution(device, graph, op)
             done.update()
     if not device.in_use:
-        work = {key: (graph, op) for key, op in ops.items() if key not in entries and key not in store.times}
         with suppress(OutOfDeviceMemory, OutOfPinnedMemory):
-            if work:
-                store.add_times(*op_times(device, work, device.scratch_bytes))
-            if store.link is None:
-                store.add_link(link_rates(device))
+            _measure_the_rest(device, graph, {key: op for key, op in ops.items() if key not in entries}, store)
+        with suppress(OutOfDeviceMemory):
+            _measure_slowdown(device, graph, entries, store)
+    for key, found in entries.items():
+        slower = store.slowdown.get(key, 1.0)
+        entries[key] = tuple(replace(a, ms=None if a.ms is None else a.ms * slower) for a in found)
     entries |= {
         key: (Algorithm(ms=store.times[key]),) for key in ops if key not in entries and key in store.times
     }  # fmt: skip
     source = f"measured on {device.name}, {device.libraries}"
-    return Profile(source, entries, store.link, store.launch_ms, device.scratch_bytes, graph.target)
+    launch_ms, wake_ms = store.host or (Profile("").launch_ms, 0.0)
+    return Profile(source, entries, store.link, launch_ms, wake_ms, device.scratch_bytes, graph.target)
+
+
+def _measure_the_rest(device: CudaDevice, graph: Graph, ops: Mapping[str, Op], store: PlanStore) -> None:
+    """Whatever of these ops, the host and the link is not known yet."""
+    work = {key: (graph, op) for key, op in ops.items() if key not in store.times}
+    if work:
+        store.add_times(op_times(device, work, device.scratch_bytes))
+    if store.host is None and ops:
+        shortest = min(ops, key=lambda key: store.times[key])
+        store.add_host(*host_times(device, graph, ops[shortest], device.scratch_bytes))
+    if store.link is None:
+        store.add_link(link_rates(device))
+
+
+def _measure_slowdown(
+    device: CudaDevice, graph: Graph, entries: Mapping[str, tuple[Algorithm, ...]], store: PlanStore
+) -> None:
+    """How many times as long convolutions take in the iteration as alone. They are what a card spends its power on; the
+    memory, for which most other ops wait, keeps its clock."""
+    fastest = {key: found[0] for key, found in entries.items()}
+    if fastest.keys() <= store.slowdown.keys() or any(a.ms is None for a in fastest.values()):
+        return
+    times = times_in_place(device, graph, fastest, device.scratch_bytes)
+    store.add_slowdown({key: max(times[key] / a.ms, 1.0) for key, a in fastest.items() if a.ms})
 
 
 def _convolution(device: CudaDevice, graph: Graph, op: Op) -> tuple[Algorithm, ...]:

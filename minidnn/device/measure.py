@@ -1,16 +1,20 @@
-"""Measuring on a device: how long ops take, what a launch costs the host, and the rates of the host link."""
+"""Measuring on a device: how long ops take, alone and in an iteration, what the host costs, the rates of the link."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
 
-from minidnn.device.base import Device, Launcher, Operand, Region, Stream
+import ml_dtypes
+import numpy as np
+
+from minidnn.device.base import Device, Launcher, Operand, Region, Stream, numpy_dtype
 from minidnn.graph.graph import Graph
 from minidnn.graph.op import Op
-from minidnn.profile.profile import Algorithm, Link
+from minidnn.graph.tensor import Role, Tensor
+from minidnn.profile.profile import Algorithm, Link, op_key
 from minidnn.progress import bar
 from minidnn.units import MiB, round_up
 
@@ -21,28 +25,105 @@ DUPLEX = 0.7
 """Both directions at once count as duplex where each keeps this share of its rate."""
 ISSUES = 64
 """Launches that are issued in a row to see what one costs the host; a stream takes many more before it blocks."""
+SETTLING = 0.8
+"""Seconds of an iteration's work after which a card's clock is what its power allows."""
+BLOCK = 2**22
+_CONTENTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "activations": lambda noise: np.maximum(noise, 0.0), "weights": lambda noise: noise, "integers": np.zeros_like
+}  # fmt: skip
+"""What an op reads, made of normal values and written as bfloat16: two of them are a sound float32 as well."""
 
 
-def op_times(device: Device, work: Mapping[str, tuple[Graph, Op]], scratch: int) -> tuple[dict[str, float], float]:
-    """ms of each of these ops, which have one algorithm without workspace, on random values; and the ms that a launch
-    costs the host. `scratch`: bytes that the device wants in front of an arena.
+def op_times(device: Device, work: Mapping[str, tuple[Graph, Op]], scratch: int) -> dict[str, float]:
+    """ms of each of these ops, which have one algorithm without workspace, on random values. `scratch`: bytes that the
+    device wants in front of an arena.
 
     Takes the memory of the largest op for a while. Raises OutOfDeviceMemory where that does not fit.
     """
     stream = device.stream("compute")
     arena = device.arena(max((_places(graph, op, scratch)[1] for graph, op in work.values()), default=scratch))
     times: dict[str, float] = {}
-    launch_ms = 0.0
     try:
         with bar("measuring operations", len(work)) as done:
             for key, (graph, op) in work.items():
-                launch = _bound(device, graph, op, scratch, arena, stream)
-                times[key] = milliseconds(device, launch, stream)
-                launch_ms = launch_ms or _issue_ms(device, launch, stream)
+                times[key] = milliseconds(device, _bound(device, graph, op, scratch, arena, stream), stream)
                 done.update()
     finally:
         device.give_back(arena)
-    return times, launch_ms
+    return times
+
+
+def host_times(device: Device, graph: Graph, op: Op, scratch: int) -> tuple[float, float]:
+    """ms that a launch costs the host, and ms from when an op has ended for which the host waits until it goes on. The
+    op should be a short one."""
+    stream = device.stream("compute")
+    arena = device.arena(_places(graph, op, scratch)[1])
+    try:
+        launch = _bound(device, graph, op, scratch, arena, stream)
+        alone = milliseconds(device, launch, stream)
+        began = perf_counter()
+        for _ in range(ISSUES):
+            launch()
+        launch_ms = (perf_counter() - began) / ISSUES * 1e3
+        stamps = []
+        for _ in range(ISSUES):
+            device.host_sync(stream)
+            stamps.append(device.stamp(stream))
+            launch()
+        device.host_sync(stream)
+        between = median(device.elapsed_ms(begin, end) for begin, end in pairwise(stamps))
+    finally:
+        device.give_back(arena)
+    return launch_ms, max(between - alone - 2 * launch_ms, 0.0)  # the stamp is issued as well
+
+
+def times_in_place(device: Device, graph: Graph, algorithms: Mapping[str, Algorithm], scratch: int) -> dict[str, float]:
+    """ms of each op of a graph, by its profile key, in its place in the iteration. `algorithms`: of the ops that have a
+    choice.
+
+    A card that computes without pause soon draws all the power that it may, and slows its clock; an op that is measured
+    alone is over before. Here all ops run in order until the clock has settled. What they read is not what the op
+    before wrote but values as they are in training, since power depends on them too: activations and gradients of which
+    half are zero (as a ReLU leaves them), random weights. Takes the memory of the largest operands; raises
+    OutOfDeviceMemory where that does not fit.
+    """
+    stream, spans = device.stream("compute"), {"written": 0} | dict.fromkeys(_CONTENTS, 0)
+    for op in graph.ops:
+        for span, nbytes in _spans(graph, op)[1].items():
+            spans[span] = max(spans[span], nbytes)
+    starts, end = {}, round_up(scratch, 512)
+    for span, nbytes in spans.items():
+        starts[span], end = end, end + nbytes
+    arena = device.arena(end + max((a.workspace for a in algorithms.values()), default=0))
+    try:
+        for span, make in _CONTENTS.items():
+            block = make(np.random.default_rng(0).standard_normal(BLOCK)).astype(ml_dtypes.bfloat16).view(np.uint8)
+            for offset in range(0, spans[span], block.nbytes):
+                device.write(arena, starts[span] + offset, block[: spans[span] - offset])
+        launches = []
+        for op in graph.ops:
+            offsets, _ = _spans(graph, op)
+            places = {name: starts[span] + offset for name, (span, offset) in offsets.items()}
+            algorithm = algorithms.get(op_key(graph, op), Algorithm())
+            workspace = (end, algorithm.workspace) if algorithm.workspace else None
+            operands = _operands(graph, op, places)
+            launches.append(device.launcher(graph, op, algorithm.name, operands, workspace, arena, stream))
+        began = perf_counter()
+        while perf_counter() - began < SETTLING:
+            for launch in launches:
+                launch()
+            device.host_sync(stream)
+        found: dict[str, list[float]] = {}
+        for _ in range(REPEATS):
+            stamps = [device.stamp(stream)]
+            for launch in launches:
+                launch()
+                stamps.append(device.stamp(stream))
+            for op, (start, stop) in zip(graph.ops, pairwise(stamps), strict=True):
+                found.setdefault(op_key(graph, op), []).append(device.elapsed_ms(start, stop))
+    finally:
+        device.give_back(arena)
+    return {key: median(times) for key, times in found.items()}
 
 
 def link_rates(device: Device) -> Link:
@@ -90,27 +171,43 @@ def _places(graph: Graph, op: Op, scratch: int) -> tuple[dict[str, int], int]:
 def _bound(device: Device, graph: Graph, op: Op, scratch: int, arena: Region, stream: Stream) -> Launcher:
     """The op on random values."""
     places, _ = _places(graph, op, scratch)
+    for name, offset in places.items():
+        device.scribble(arena, Operand(graph.tensors[name], offset))
+    return device.launcher(graph, op, Algorithm().name, _operands(graph, op, places), None, arena, stream)
+
+
+def _operands(graph: Graph, op: Op, places: Mapping[str, int]) -> dict[str, Operand | list[Operand]]:
+    """The op's arguments at those offsets."""
     operands: dict[str, Operand | list[Operand]] = {}
     for argument, name in op.bindings:
         operand = Operand(graph.tensors[name], places[name])
-        device.scribble(arena, operand)
         if argument.endswith("[]"):
             items = operands.setdefault(argument[:-2], [])
             assert isinstance(items, list)
             items.append(operand)
         else:
             operands[argument] = operand
-    return device.launcher(graph, op, Algorithm().name, operands, None, arena, stream)
+    return operands
 
 
-def _issue_ms(device: Device, launch: Launcher, stream: Stream) -> float:
-    """What one launch costs the host."""
-    began = perf_counter()
-    for _ in range(ISSUES):
-        launch()
-    spent = perf_counter() - began
-    device.host_sync(stream)
-    return spent / ISSUES * 1e3
+def _content(tensor: Tensor) -> str:
+    """Which of the `_CONTENTS` a tensor has that is only read."""
+    if numpy_dtype(tensor.dtype).kind in "iu":
+        return "integers"
+    return "weights" if tensor.role is Role.WEIGHT else "activations"
+
+
+def _spans(graph: Graph, op: Op) -> tuple[dict[str, tuple[str, int]], dict[str, int]]:
+    """In which span each tensor of an op lies, and where there; and how long the spans are that it needs."""
+    written = {name for _, name in op.writes}
+    offsets: dict[str, tuple[str, int]] = {}
+    ends: dict[str, int] = {}
+    for name in op.tensors:
+        tensor = graph.tensors[name]
+        span = "written" if name in written else _content(tensor)
+        offsets[name] = span, ends.get(span, 0)
+        ends[span] = round_up(offsets[name][1] + tensor.nbytes, 512)
+    return offsets, ends
 
 
 def _both_ms(device: Device, copy_out: Launcher, copy_in: Launcher) -> float:

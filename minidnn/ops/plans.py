@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minidnn.ops.array import Array
-from minidnn.profile.profile import Algorithm, Link, Profile
+from minidnn.profile.profile import Algorithm, Link
 from minidnn.units import round_up
 
 Pair = tuple[int, int]
@@ -28,7 +28,7 @@ BATCHED = ("x", "y", "dy", "dx", "mask")
 """Operands whose first axis is the batch's."""
 SPLITS = (4, 16)
 """Into at most so many parts a batch is split. cuDNN's Winograd and FFT engines want workspaces in proportion to it."""
-FORMAT = 3
+FORMAT = 4
 """Of the store: one that knows no unfolded plans is looked at as if there were none."""
 
 
@@ -187,7 +187,8 @@ class Problem:
 
 class PlanStore:
     """What was measured on a card, on disk: per convolution the plans and the compiled form of slow ones (`entries`),
-    the ms of other ops by their profile key (`times`), of a launch on the host, and the link.
+    the ms of other ops by their profile key (`times`), how many times as long a convolution takes in an iteration
+    (`slowdown`, by profile key), the ms of a launch and of a wake-up of the host (`host`), and the link.
 
     One file per card and library version; a damaged file counts as empty. `kernels` says which sources our own kernels
     have: `times` of others are forgotten.
@@ -198,7 +199,8 @@ class PlanStore:
         self.kernels = kernels
         self.entries: dict[str, list[dict[str, Any]]] = {}
         self.times: dict[str, float] = {}
-        self.launch_ms = Profile("").launch_ms
+        self.slowdown: dict[str, float] = {}
+        self.host: tuple[float, float] | None = None
         self.link: Link | None = None
         self.changed = False
         if path is not None and path.exists():
@@ -208,14 +210,25 @@ class PlanStore:
                     raise ValueError(text["format"])
                 link = Link(**text["link"]) if text["link"] else None
                 times = {str(key): float(ms) for key, ms in text["times"].items()}
-                self.launch_ms, self.link = float(text["launch_ms"]), link
+                host = [float(ms) for ms in text["host"] or ()]
+                self.host, self.link = (host[0], host[1]) if host else None, link
+                self.slowdown = {str(key): float(factor) for key, factor in text["slowdown"].items()}
                 self.times = times if text.get("kernels", "") == kernels else {}
                 self.entries = dict(text["plans"])
 
-    def add_times(self, times: Mapping[str, float], launch_ms: float) -> None:
-        """Keep the ms of ops by their profile keys, and of a launch."""
+    def add_times(self, times: Mapping[str, float]) -> None:
+        """Keep the ms of ops by their profile keys."""
         self.times |= times
-        self.launch_ms = launch_ms
+        self.changed = True
+
+    def add_host(self, launch_ms: float, wake_ms: float) -> None:
+        """Keep the ms of a launch and of a wake-up."""
+        self.host = launch_ms, wake_ms
+        self.changed = True
+
+    def add_slowdown(self, slowdown: Mapping[str, float]) -> None:
+        """Keep by how much convolutions are slower in an iteration."""
+        self.slowdown |= slowdown
         self.changed = True
 
     def add_link(self, link: Link) -> None:
@@ -258,8 +271,8 @@ class PlanStore:
             part = self.path.with_suffix(f".{os.getpid()}.tmp")
             link = asdict(self.link) if self.link else None
             text = {
-                "format": FORMAT, "launch_ms": self.launch_ms, "link": link, "kernels": self.kernels,
-                "times": self.times, "plans": self.entries,
+                "format": FORMAT, "host": self.host, "link": link, "kernels": self.kernels, "times": self.times,
+                "slowdown": self.slowdown, "plans": self.entries,
             }  # fmt: skip
             part.write_text(json.dumps(text))
             part.replace(self.path)

@@ -59,6 +59,8 @@ class Profile:
     link: Link | None = None
     launch_ms: float = 0.005
     """Host time to issue one action, in ms."""
+    wake_ms: float = 0.0
+    """From when something has happened for which the host waits until the host goes on, in ms."""
     scratch_bytes: int = 0
     """What the device's libraries need in every arena, in front of all tensors."""
     target: Target | None = None
@@ -88,8 +90,9 @@ class Profile:
         entries = {key: [asdict(a) for a in algorithms] for key, algorithms in self.entries.items()}
         link = asdict(self.link) if self.link else None
         text = {
-            "source": self.source, "launch_ms": self.launch_ms, "scratch_bytes": self.scratch_bytes,
-            "target": asdict(self.target) if self.target else None, "link": link, "entries": entries,
+            "source": self.source, "launch_ms": self.launch_ms, "wake_ms": self.wake_ms,
+            "scratch_bytes": self.scratch_bytes, "target": asdict(self.target) if self.target else None, "link": link,
+            "entries": entries,
         }  # fmt: skip
         Path(path).write_text(json.dumps(text, indent=1) + "\n")
 
@@ -104,7 +107,8 @@ class Profile:
             link = _link(**text["link"]) if text["link"] else None
             target = Target(**text["target"]) if text.get("target") else None
             scratch, launch_ms = _size(text.get("scratch_bytes", 0)), number(text["launch_ms"], "launch_ms", 0)
-            return cls(str(text["source"]), entries, link, launch_ms, scratch, target)
+            wake_ms = number(text.get("wake_ms", 0.0), "wake_ms", 0)
+            return cls(str(text["source"]), entries, link, launch_ms, wake_ms, scratch, target)
         except OSError as error:
             raise ArgumentError(
                 f"profile {path} cannot be read: {error.strerror}; "

@@ -2,7 +2,8 @@
 
 Every dependency of a schedule points to an earlier action, so one pass in tuple order suffices: an action on a lane
 starts when the host has issued it, the lane is free, its tokens have been signalled and, for a copy, the link is free.
-The host pays `Profile.launch_ms` for each action that it executes, and so does a release worker for each release.
+The host pays `Profile.launch_ms` for each action that it executes, and so does a release worker for each release; where
+it had to wait for something, it goes on `Profile.wake_ms` later.
 Codec workers have a core each, with the rates that `simulate` is given; memory bandwidth is not shared out.
 Copies of one direction share the link; without duplex both directions do, and copies take it in order of issue.
 """
@@ -219,26 +220,36 @@ class _Clock:
         self.at[action.lane] = self.ready(action)
         self.pause(action.lane, self.latest(action.waits))
 
+    def wake(self, before: float) -> None:
+        """The host, which was at that time before it waited, goes on."""
+        if self.at[HOST] > before:
+            self.at[HOST] += self.profile.wake_ms
+
     def await_tokens(self, action: HostWait | AwaitReleases) -> None:
-        self.issue()
+        before = self.issue()
         cause = "offload" if isinstance(action, AwaitReleases) else ""
         copies = tuple(self.codecs.copied[t] for t in action.waits if t in self.codecs.copied)
         if copies:  # a codec is to blame only from when it could begin
             self.pause(HOST, max(copies, key=lambda moment: moment.ms))
         self.pause(HOST, self.latest(action.waits), cause)
+        self.wake(before)
 
     def await_lane(self, action: HostSync) -> None:
-        self.issue()
+        before = self.issue()
         last = self.last[action.of]
         self.pause(HOST, _Moment(self.at[action.of], last.cause, last.label))
+        self.wake(before)
 
     def allocate(self, action: Alloc) -> None:
         if action.lane == HOST:
             self.issue()
+        before = self.at[action.lane]
         if action.waits:
             self.pause(action.lane, self.latest(action.waits), "memory")
         if self.pool:
             self.pause(action.lane, self.pool.allocate(action.buffer, self.at[action.lane]))
+        if action.lane == HOST:
+            self.wake(before)
         self.changes.append((self.at[action.lane], action.buffer.nbytes))
 
     def free(self, action: Free) -> None:

@@ -200,7 +200,9 @@ def fake_cuda(**options: Any) -> Iterator[tuple[CudaDevice, RuntimeLibrary]]:
         "Blas": HostBlas, "PlanStore": lambda path, kernels: PlanStore(None, kernels),
     }  # fmt: skip
     measured: dict[str, Any] = {
-        "op_times": lambda device, work, scratch: (dict.fromkeys(work, 1.0), 0.01), "link_rates": lambda device: LINK
+        "op_times": lambda device, work, scratch: dict.fromkeys(work, 1.0), "link_rates": lambda device: LINK,
+        "host_times": lambda device, graph, op, scratch: (0.01, 0.02),
+        "times_in_place": lambda device, graph, ways, scratch: {key: way.ms for key, way in ways.items()},
     }  # fmt: skip
     parts = patch.multiple("minidnn.device.cuda", **replaced), patch.multiple("minidnn.device.cuda_profile", **measured)
     with parts[0], parts[1]:

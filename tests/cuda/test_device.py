@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from unittest.mock import patch
 
 import numpy as np
@@ -13,6 +13,7 @@ from minidnn import Trainer, nn, optim
 from minidnn.device.cuda import CudaDevice
 from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError, DeviceError, OutOfDeviceMemory
+from minidnn.profile.profile import Algorithm
 from tests.cuda.fake import LINK, TOTAL, HostPlans, RuntimeLibrary, fake_cuda
 from tests.cuda.support import why_no_cuda, why_no_emulator
 
@@ -182,6 +183,37 @@ def test_measured_times_order_the_plans() -> None:
         assert (profile.link, profile.target, profile.measured) == (LINK, target, True)
         assert device.profile(graph) == profile  # known now: nothing is measured again
         assert runtime.memory == {}
+
+
+@pytest.mark.parametrize(("in_place", "slowdown"), [(1.5, 1.5), (0.5, 1.0)])
+def test_plans_are_as_slow_as_the_fastest_is_in_the_iteration(in_place: float, slowdown: float) -> None:
+    """Never faster: what is measured alone and what runs in the iteration differ by noise too."""
+    from minidnn.graph.build import build
+    from minidnn.graph.graph import Graph, Target
+
+    target = Target("native", "tf32", "NHWC")
+    graph, other = (build(network(), nn.CrossEntropyLoss(), (n, 3, 12, 12), target) for n in (4, 2))
+    asked: list[Graph] = []
+
+    def times_in_place(_: CudaDevice, graph: Graph, ways: Mapping[str, Algorithm], scratch: int) -> dict[str, float]:
+        asked.append(graph)
+        return dict.fromkeys(ways, in_place)
+
+    times = iter([3.0, 1.0] * 20)
+    with (
+        fake_cuda() as (device, _),
+        patch("minidnn.device.cuda_profile.times_in_place", times_in_place),
+        patch.object(device, "milliseconds", lambda *arguments: next(times)),
+    ):
+        for _ in range(2):
+            profile = device.profile(graph)
+            convolutions = [op for op in graph.ops if "conv2d" in op.function]
+            for op in convolutions:
+                assert [a.ms for a in profile.algorithms(graph, op)] == [slowdown, 3.0 * slowdown]
+            others = [op for op in graph.ops if op not in convolutions]
+            assert [profile.algorithms(graph, op)[0].ms for op in others] == [1.0] * len(others)
+        device.profile(other)
+    assert asked == [graph, other]
 
 
 def test_plans_without_room_to_measure_do_not_cost_time_again() -> None:

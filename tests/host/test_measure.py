@@ -2,25 +2,63 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from unittest.mock import patch
+
+import pytest
+
 from minidnn import models, nn, optim
 from minidnn.device import measure
 from minidnn.device.host import HostDevice
 from minidnn.graph.build import build
-from minidnn.graph.graph import Target
-from minidnn.profile.profile import op_key
+from minidnn.graph.graph import Graph, Target
+from minidnn.profile.profile import Algorithm, op_key
+
+
+def training_step() -> Graph:
+    """A network with the ops that read integers: labels and places of maxima."""
+    target = Target("native", "tf32", "NHWC")
+    sgd = optim.SGD(0.1, momentum=0.9)
+    return build(models.smallvgg(), nn.CrossEntropyLoss(), (4, 1, 8, 8), target, optimizer=sgd)
 
 
 def test_every_op_gets_a_time_and_the_memory_comes_back() -> None:
-    target = Target("native", "tf32", "NHWC")
-    sgd = optim.SGD(0.1, momentum=0.9)
-    graph = build(models.smallvgg(), nn.CrossEntropyLoss(), (4, 1, 8, 8), target, optimizer=sgd)
+    graph = training_step()
     work = {op_key(graph, op): (graph, op) for op in graph.ops if not op.function.startswith("conv2d")}
     with HostDevice() as device:
-        times, launch_ms = measure.op_times(device, work, 1000)
+        times = measure.op_times(device, work, 1000)
         assert times.keys() == work.keys()
         assert all(ms >= 0 for ms in times.values())
+        _, op = work[min(times, key=lambda key: times[key])]
+        launch_ms, wake_ms = measure.host_times(device, graph, op, 1000)
         assert launch_ms > 0
+        assert wake_ms >= 0
         assert (device.memory_info().used, device.memory_info().pinned) == (0, 0)
+
+
+def test_every_op_gets_a_time_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "SETTLING", 0.01)
+    graph = training_step()
+    convolutions = [op for op in graph.ops if op.function.startswith("conv2d")]
+    with HostDevice() as device:
+        profile = device.profile(graph)
+        algorithms = {op_key(graph, op): profile.algorithms(graph, op)[0] for op in convolutions}
+        with patch.object(device, "launcher", wraps=device.launcher) as launcher:
+            times = measure.times_in_place(device, graph, algorithms, 1000)
+        assert times.keys() == {op_key(graph, op) for op in graph.ops}
+        assert all(ms >= 0 for ms in times.values())
+        assert (device.memory_info().used, device.memory_info().pinned) == (0, 0)
+    bound = {call.args[1].name: call.args for call in launcher.call_args_list}
+    assert bound.keys() == {op.name for op in graph.ops}
+    for op in graph.ops:
+        _, _, algorithm, operands, workspace, _ = bound[op.name][:6]
+        assert algorithm == algorithms.get(op_key(graph, op), Algorithm()).name
+        values = [v for value in operands.values() for v in (value if isinstance(value, list) else [value])]
+        used = {(v.offset, v.offset + v.tensor.nbytes) for v in values}  # an op in place binds a tensor twice
+        if workspace:
+            used.add((workspace[0], sum(workspace)))
+        assert min(start for start, _ in used) >= 1000
+        assert all(end <= start for (_, end), (start, _) in pairwise(sorted(used)))
 
 
 def test_link_rates_are_bytes_over_time() -> None:

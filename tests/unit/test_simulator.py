@@ -169,6 +169,16 @@ def test_a_host_that_is_slow_makes_the_iteration() -> None:
     assert simulation.iteration_ms == pytest.approx(50.0 * len(schedule.actions), rel=0.01)
 
 
+def test_a_host_that_had_to_wait_goes_on_later(by_hand: tuple[Graph, Profile]) -> None:
+    graph, profile = by_hand
+    slow = replace(profile, wake_ms=0.5)
+    assert run(graph, "keep", slow)[1].iteration_ms == run(graph, "keep", profile)[1].iteration_ms
+    # Waits that hold up the iteration: for the batch; forward for four layers and the loss, of which two wait longer
+    # for their copy than for their op; backward for the loss and four layers, of which three do; for the loss's copy.
+    late = run(graph, "vdnn:conv", slow)[1].iteration_ms - run(graph, "vdnn:conv", profile)[1].iteration_ms
+    assert late == pytest.approx((1 + 5 + 5 + 1) * 0.5)
+
+
 def test_allocations_and_frees_on_device_lanes_cost_the_host_nothing() -> None:
     graph = graph_of("smallnet", 2)
     profile = replace(modelled(graph, "h100"), launch_ms=50.0)
