@@ -97,11 +97,16 @@ __device__ __forceinline__ void avg_pool_forward_lanes(const T* x, T* y, int N, 
     for (int n = blockIdx.y; n < N; n += gridDim.y) {
         const T* source = x + n * sx.n + (i64)c * sx.c + row.begin * sx.h + column.begin * sx.w;
         float sum = 0.0f;
-        if (whole) {
-#pragma unroll 8
-            for (int tap = lane; tap < area; tap += LANES) sum += to_float(source[tap]);
-        } else {
-            for (int tap = lane; tap < area; tap += LANES) sum += to_float(source[tap / width * sx.h + tap % width]);
+        for (int first = lane; first < area; first += 8 * LANES) {
+            T taps[8];
+#pragma unroll
+            for (int k = 0; k < 8; k++) {  // all in flight at once
+                int tap = first + k * LANES;
+                taps[k] = from_float<T>(0.0f);
+                if (tap < area) taps[k] = source[whole ? tap : tap / width * sx.h + tap % width];
+            }
+#pragma unroll
+            for (int k = 0; k < 8; k++) sum += to_float(taps[k]);
         }
 #pragma unroll
         for (int step = LANES / 2; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
@@ -176,54 +181,94 @@ __device__ __forceinline__ void avg_pool_backward(const T* dy, const T* mask, T*
     }
 }
 
+// The values of one row that V results need: V channels of three pixels (NHWC), or V pixels and their neighbours (NCHW).
+template <typename T, int V, bool LAST> struct Taps {
+    static const int PARTS = LAST ? 3 : V + 2;  // pixels
+    Pack<T, V> middle, sides[LAST ? 2 : 1];
+    T ends[2];
+
+    // source: the first of the V values; there: the row is in the image; left, right: the neighbour is.
+    __device__ __forceinline__ void read(const T* source, int step, bool there, bool left, bool right) {
+        if constexpr (LAST) {
+            middle = sides[0] = sides[1] = {};
+            if (there && left) sides[0] = load<T, V>(source - step);
+            if (there && right) sides[1] = load<T, V>(source + step);
+        } else {
+            middle = {};
+            ends[0] = ends[1] = from_float<T>(0.0f);
+            if (there && left) ends[0] = source[-1];
+            if (there && right) ends[1] = source[V];
+        }
+        if (there) middle = load<T, V>(source);
+    }
+    // Sums of three neighbours each, weighted by their pixels' parts.
+    __device__ __forceinline__ void sum(const float* part, float* sums) const {
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            if constexpr (LAST) {
+                sums[v] = to_float(sides[0].v[v]) * part[0] + to_float(middle.v[v]) * part[1] +
+                          to_float(sides[1].v[v]) * part[2];
+            } else {
+                sums[v] = to_float(v ? middle.v[v ? v - 1 : 0] : ends[0]) * part[v] + to_float(middle.v[v]) * part[v + 1] +
+                          to_float(v < V - 1 ? middle.v[v < V - 1 ? v + 1 : 0] : ends[1]) * part[v + 2];
+            }
+        }
+    }
+};
+
+// What the size of a 3 x 3 window counts in one direction.
+__device__ __forceinline__ int window_size(int p, int extent, const Average& g) {
+    return g.include_pad ? 3 : 3 - (p <= 0) - (p >= extent - 1);
+}
+
 // 3 x 3 windows of stride 1 with a padding of 1: the gradient is as large as the input and a sum of 3 x 3 of its
 // neighbours too, so that both directions are one filter. forward: each sum is divided by its window's size; backward:
-// each term by its own window's. A thread takes ROWS results below each other and reads each row once. blockIdx.y is
-// the strip of ROWS rows and blockIdx.z the image: what two strips read runs at nearly the same time.
+// each term by its own window's. A thread takes ROWS results below each other and reads each row once, two rows ahead.
+// blockIdx.y is the strip of ROWS rows and blockIdx.z the image: what two strips read runs at nearly the same time.
 template <typename T, int V, bool LAST, int ROWS>
 __device__ __forceinline__ void avg_pool_box(const T* in, const T* mask, T* out, int N, Average g, Split split, u32 count,
                                              Strides si, Strides so, int backward) {
+    const int PARTS = Taps<T, V, LAST>::PARTS, RESULTS = LAST ? 1 : V;  // pixels that are read, and that are written
     u32 i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
     Place at = place(i, split);
     int group = at.outer * (int)split.inner.divisor;  // NHWC: of channels, so that a block's pixels are neighbours
-    int c = LAST ? (group + at.inner) * V : at.middle, w = LAST ? at.middle : at.inner;
-    int h = blockIdx.y * ROWS;
-    float part[3];  // of each column's pixels
+    int c = LAST ? (group + at.inner) * V : at.middle, w = LAST ? at.middle : at.inner * V, h = blockIdx.y * ROWS;
+    bool left = w > 0, right = w + RESULTS < g.W;
+    float part[PARTS], interior[RESULTS];
 #pragma unroll
-    for (int s = 0; s < 3; s++) part[s] = backward ? 1.0f / (float)columns(w + s - 1, g).size : 1.0f;
-    int width = columns(w, g).size;
+    for (int s = 0; s < PARTS; s++) part[s] = backward ? 1.0f / (float)window_size(w + s - 1, g.W, g) : 1.0f;
+#pragma unroll
+    for (int s = 0; s < RESULTS; s++) interior[s] = backward ? 1.0f : 1.0f / (float)(3 * window_size(w + s, g.W, g));
     for (int n = blockIdx.z; n < N; n += gridDim.z) {
-        const T* source = in + n * si.n + (i64)c * si.c + ((h - 1) * si.h + (w - 1) * si.w);
+        const T* source = in + n * si.n + (i64)c * si.c + ((h - 1) * si.h + w * si.w);
         i64 target = n * so.n + (i64)c * so.c + (h * so.h + w * so.w);
-        Pack<T, V> lines[ROWS + 2][3];
+        Taps<T, V, LAST> lines[2];
+        float sums[3][V];  // of each row's pixels
 #pragma unroll
-        for (int l = 0; l < ROWS + 2; l++)  // all loads are issued before the first sum
-#pragma unroll
-            for (int s = 0; s < 3; s++) {
-                bool there = h + l >= 1 && h + l <= g.H && w + s >= 1 && w + s <= g.W;
-                lines[l][s] = {};
-                if (there) lines[l][s] = load<T, V>(source + l * si.h + s * si.w);
-            }
-        float sums[ROWS + 2][V];  // of each row's pixels
+        for (int l = 0; l < 2; l++) lines[l].read(source + l * si.h, si.w, h + l > 0 && h + l <= g.H, left, right);
 #pragma unroll
         for (int l = 0; l < ROWS + 2; l++) {
-            float share = backward ? 1.0f / (float)rows(h + l - 1, g).size : 1.0f;
+            lines[l % 2].sum(part, sums[l % 3]);
+            const int next = l + 2;
+            if (next < ROWS + 2)
+                lines[l % 2].read(source + next * si.h, si.w, h + next <= g.H, left, right);
+            int rows = window_size(h + l - 1, g.H, g);
+            if (backward) {
+                float share = rows == 3 ? 1.0f / 3.0f : 1.0f / (float)rows;
+#pragma unroll
+                for (int v = 0; v < V; v++) sums[l % 3][v] *= share;
+            }
+            if (l < 2 || h + l - 2 >= g.H) continue;
+            rows = window_size(h + l - 2, g.H, g);
+            float result[V];
 #pragma unroll
             for (int v = 0; v < V; v++) {
-                float sum = 0.0f;
-#pragma unroll
-                for (int s = 0; s < 3; s++) sum += to_float(lines[l][s].v[v]) * part[s];
-                sums[l][v] = sum * share;
+                float share = interior[LAST ? 0 : v];
+                if (!backward && rows < 3) share = 1.0f / (float)(rows * window_size(w + (LAST ? 0 : v), g.W, g));
+                result[v] = (sums[(l + 1) % 3][v] + sums[(l + 2) % 3][v] + sums[l % 3][v]) * share;
             }
-        }
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            if (h + r >= g.H) break;
-            float share = backward ? 1.0f : 1.0f / (float)(rows(h + r, g).size * width), result[V];
-#pragma unroll
-            for (int v = 0; v < V; v++) result[v] = (sums[r][v] + sums[r + 1][v] + sums[r + 2][v]) * share;
-            store_gradient<T, V>(mask, out, target + r * so.h, result);
+            store_gradient<T, V>(mask, out, target + (l - 2) * so.h, result);
         }
     }
 }
@@ -293,7 +338,7 @@ AVG_POOL_LANES(bf16, bf16, 8)
 AVG_POOL_LANES(bf16, bf16, 32)
 
 #define AVG_POOL_BOX(T, V, LAYOUT, LAST, VARIANT)                                                                       \
-    extern "C" __global__ void __launch_bounds__(THREADS) avg_pool_box_##LAYOUT##_##VARIANT(                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, 3) avg_pool_box_##LAYOUT##_##VARIANT(                         \
         const T* in, const T* mask, T* out, int N, Average g, Split split, u32 count, Strides si, Strides so,           \
         int backward) {                                                                                                 \
         avg_pool_box<T, V, LAST, 4>(in, mask, out, N, g, split, count, si, so, backward);                               \
@@ -302,5 +347,7 @@ AVG_POOL_BOX(float, 4, nhwc, true, f32x4)
 AVG_POOL_BOX(float, 1, nhwc, true, f32)
 AVG_POOL_BOX(bf16, 8, nhwc, true, bf16x8)
 AVG_POOL_BOX(bf16, 1, nhwc, true, bf16)
+AVG_POOL_BOX(float, 4, nchw, false, f32x4)
 AVG_POOL_BOX(float, 1, nchw, false, f32)
+AVG_POOL_BOX(bf16, 4, nchw, false, bf16x4)
 AVG_POOL_BOX(bf16, 1, nchw, false, bf16)

@@ -55,7 +55,7 @@ def op_times(device: Device, work: Mapping[str, tuple[Graph, Op]], scratch: int)
 
 def host_times(device: Device, graph: Graph, op: Op, scratch: int) -> tuple[float, float]:
     """ms that a launch costs the host, and ms from when an op has ended for which the host waits until it goes on. The
-    op should be a short one."""
+    op should take some times as long as its launch."""
     stream = device.stream("compute")
     arena = device.arena(_places(graph, op, scratch)[1])
     try:

@@ -164,12 +164,16 @@ def _box(
     window = (geometry.R, geometry.S, geometry.stride_h, geometry.stride_w, geometry.pad_h, geometry.pad_w)
     if geometry.adaptive or window != (3, 3, 1, 1, 1, 1) or target.shape4[2:] != (h, w) or strips > 65535:
         return None
-    width = vector(c, source, mask, target) if layout == "nhwc" else 1
-    packs = c // width
-    split = Split(w, c) if layout == "nchw" else Split(16 if packs % 16 == 0 else packs, w)
+    if layout == "nhwc":
+        width = vector(c, source, mask, target)
+        packs = c // width
+        split, count = Split(16 if packs % 16 == 0 else packs, w), packs * w
+    else:
+        width = 4 if w % 4 == 0 and all(a.aligned(4) for a in (source, mask, target) if a) else 1
+        split, count = Split(w // width, c), c * w // width
     return on.bind(
-        "average", f"avg_pool_box_{layout}_{suffix(source.code, width)}", (blocks(packs * w), strips, min(n, 65535)),
-        BLOCK, source, mask, target, n, geometry, split, u32(packs * w), Strides(source), Strides(target), backward,
+        "average", f"avg_pool_box_{layout}_{suffix(source.code, width)}", (blocks(count), strips, min(n, 65535)), BLOCK,
+        source, mask, target, n, geometry, split, u32(count), Strides(source), Strides(target), backward,
     )  # fmt: skip
 
 
