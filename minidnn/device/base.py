@@ -177,13 +177,10 @@ class Device(ABC):
 
     # -- ops
 
-    def scribble(self, arena: Region, operand: Operand) -> None:
-        """Fill a tensor with random values; with zeros where values are labels or indices. For measuring."""
-        dtype = numpy_dtype(operand.tensor.dtype)
-        value = np.zeros(operand.tensor.size, dtype)
-        if dtype.kind not in "iu":
-            value = np.random.default_rng(0).standard_normal(value.size).astype(dtype)
-        self.write(arena, operand.offset, value.view(np.uint8))
+    def repeat(self, arena: Region, offset: int, nbytes: int, block: np.ndarray) -> None:
+        """Fill a span of an arena with a block of bytes, again and again. For measuring."""
+        for done in range(0, nbytes, block.nbytes):
+            self.write(arena, offset + done, block[: nbytes - done])
 
     @abstractmethod
     def launcher(

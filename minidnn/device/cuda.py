@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.arguments import shown
-from minidnn.device.base import Device, Event, Launcher, MemoryInfo, Operand, Region, Stream, numpy_dtype
+from minidnn.device.base import Device, Event, Launcher, MemoryInfo, Operand, Region, Stream
 from minidnn.device.cuda_profile import card_profile
 from minidnn.device.cuda_system import Slabs, open_libraries, refuse_allocations
 from minidnn.device.workers import Completion, Workers
@@ -92,7 +92,6 @@ class CudaDevice(Device):
         self._made: list[int] = []
         self._arenas: dict[int, Region] = {}
         self._graphs: list[int] = []
-        self._noise: dict[str, np.ndarray] = {}
         self._contexts: dict[tuple[str, int, str], Context] = {}
         self._plans: dict[str, Plans] = {}
         self._workers = Workers(partial(self._runtime.setDevice, index), self._await)
@@ -336,22 +335,13 @@ class CudaDevice(Device):
         """Whether an arena is taken."""
         return bool(self._arenas)
 
-    def scribble(self, arena: Region, operand: Operand) -> None:
-        self.fill(_array(arena, operand))
-
-    def fill(self, array: Array) -> None:
-        """Random values; zeros where values are labels or indices."""
-        dtype = numpy_dtype(array.dtype)
-        if array.dtype not in self._noise:
-            integers = dtype.kind in "iu"
-            values = np.zeros(2**20) if integers else np.random.default_rng(0).standard_normal(2**20)
-            self._noise[array.dtype] = values.astype(dtype)
-        block = self._noise[array.dtype][: array.size]
-        self._runtime.memcpy(array.address, block.ctypes.data, block.nbytes, _H2D)
-        done = block.nbytes
-        while done < array.nbytes:
-            part = min(done, array.nbytes - done)
-            self._runtime.memcpy(array.address + done, array.address, part, _D2D)
+    def repeat(self, arena: Region, offset: int, nbytes: int, block: np.ndarray) -> None:
+        _inside(arena, offset, nbytes)
+        self.write(arena, offset, block[:nbytes])
+        begin, done = arena.address + offset, min(block.nbytes, nbytes)
+        while done < nbytes:  # on the card, in ever larger parts
+            part = min(done, nbytes - done)
+            self._runtime.memcpy(begin + done, begin, part, _D2D)
             done += part
         self.synchronize()
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from minidnn.device.measure import host_times, link_rates, op_times, times_in_place
+from minidnn.device.measure import host_times, link_rates, noise, op_times, times_in_place
 from minidnn.errors import OutOfDeviceMemory, OutOfPinnedMemory
 from minidnn.graph.graph import Graph
 from minidnn.graph.op import Op
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 SPARE = 256 * MiB
 """What measuring leaves free, for what the libraries take themselves."""
-EASY_MS = 0.1
-"""An op of about that time is long for the host that launches it, and soon measured."""
 NOISE = 1.02
 """Measuring does not tell plans apart that take so many times as long as the fastest, or less."""
 
@@ -69,8 +67,8 @@ def _measure_the_rest(device: CudaDevice, graph: Graph, ops: Mapping[str, Op], s
     if work:
         store.add_times(op_times(device, work, device.scratch_bytes))
     if store.host is None and ops:
-        plain = min(ops, key=lambda key: abs(store.times[key] - EASY_MS))
-        store.add_host(*host_times(device, graph, ops[plain], device.scratch_bytes))
+        shortest = min(ops, key=lambda key: store.times[key])
+        store.add_host(*host_times(device, graph, ops[shortest], device.scratch_bytes))
     if store.link is None:
         store.add_link(link_rates(device))
 
@@ -137,8 +135,8 @@ def _measure(
         stream = device.stream("compute")
         context = device.context(stream, region, p.precision)
         real = {n: Array(region.address + places[n], a.shape, a.strides, a.dtype) for n, a in arrays.items()}
-        for array in real.values():
-            device.fill(array)
+        for name, array in real.items():
+            device.repeat(region, places[name], array.nbytes, noise(array.dtype))
         for a in fitting:
             times[a.name] = None
             with suppress(Exception):  # whatever the library says: this plan is not for this card

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
@@ -27,7 +28,7 @@ ISSUES = 64
 """Launches that are issued in a row to see what one costs the host; a stream takes many more before it blocks."""
 SETTLING = 0.8
 """Seconds of an iteration's work after which a card's clock is what its power allows."""
-BLOCK = 2**22
+BLOCK = 2**20
 _CONTENTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "activations": lambda noise: np.maximum(noise, 0.0), "weights": lambda noise: noise, "integers": np.zeros_like
 }  # fmt: skip
@@ -53,28 +54,38 @@ def op_times(device: Device, work: Mapping[str, tuple[Graph, Op]], scratch: int)
     return times
 
 
+@cache
+def noise(dtype: str) -> np.ndarray:
+    """A block of bytes: random values of that type; zeros where values are labels or indices."""
+    if numpy_dtype(dtype).kind in "iu":
+        return np.zeros(BLOCK, np.uint8)
+    return np.random.default_rng(0).standard_normal(BLOCK).astype(numpy_dtype(dtype)).view(np.uint8)
+
+
 def host_times(device: Device, graph: Graph, op: Op, scratch: int) -> tuple[float, float]:
-    """ms that a launch costs the host, and ms from when an op has ended for which the host waits until it goes on. The
-    op should take some times as long as its launch."""
+    """ms that a launch costs the host, and ms from when an op ends for which the host waits until it has gone on and
+    what it launches next begins, without the launch. The op should be a short one."""
     stream = device.stream("compute")
     arena = device.arena(_places(graph, op, scratch)[1])
     try:
         launch = _bound(device, graph, op, scratch, arena, stream)
-        alone = milliseconds(device, launch, stream)
-        began = perf_counter()
-        for _ in range(ISSUES):
-            launch()
-        launch_ms = (perf_counter() - began) / ISSUES * 1e3
-        stamps = []
-        for _ in range(ISSUES):
-            device.host_sync(stream)
-            stamps.append(device.stamp(stream))
-            launch()
+        launch()
         device.host_sync(stream)
-        between = median(device.elapsed_ms(begin, end) for begin, end in pairwise(stamps))
+        begin, began = device.stamp(stream), perf_counter()
+        for _ in range(ISSUES):
+            launch()
+        issued, end = perf_counter(), device.stamp(stream)
+        device.host_sync(stream)
+        spent = []
+        for _ in range(ISSUES):
+            start = perf_counter()
+            launch()
+            device.host_sync(stream)
+            spent.append((perf_counter() - start) * 1e3)
+        launch_ms, op_ms = (issued - began) / ISSUES * 1e3, device.elapsed_ms(begin, end) / ISSUES
     finally:
         device.give_back(arena)
-    return launch_ms, max(between - alone - 2 * launch_ms, 0.0)  # the stamp is issued as well
+    return launch_ms, max(median(spent) - launch_ms - op_ms, 0.0)
 
 
 def times_in_place(device: Device, graph: Graph, algorithms: Mapping[str, Algorithm], scratch: int) -> dict[str, float]:
@@ -98,8 +109,7 @@ def times_in_place(device: Device, graph: Graph, algorithms: Mapping[str, Algori
     try:
         for span, make in _CONTENTS.items():
             block = make(np.random.default_rng(0).standard_normal(BLOCK)).astype(ml_dtypes.bfloat16).view(np.uint8)
-            for offset in range(0, spans[span], block.nbytes):
-                device.write(arena, starts[span] + offset, block[: spans[span] - offset])
+            device.repeat(arena, starts[span], spans[span], block)
         launches = []
         for op in graph.ops:
             offsets, _ = _spans(graph, op)
@@ -172,7 +182,8 @@ def _bound(device: Device, graph: Graph, op: Op, scratch: int, arena: Region, st
     """The op on random values."""
     places, _ = _places(graph, op, scratch)
     for name, offset in places.items():
-        device.scribble(arena, Operand(graph.tensors[name], offset))
+        tensor = graph.tensors[name]
+        device.repeat(arena, offset, tensor.nbytes, noise(tensor.dtype))
     return device.launcher(graph, op, Algorithm().name, _operands(graph, op, places), None, arena, stream)
 
 

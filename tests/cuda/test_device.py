@@ -74,6 +74,18 @@ def test_training_follows_the_host_device(device: CudaDevice, precision: str, li
 
 
 @BOTH
+@pytest.mark.parametrize("nbytes", [0, 1, 7, 8, 50, 64])
+def test_a_block_fills_a_span_and_nothing_else(device: CudaDevice, nbytes: int, real: bool) -> None:
+    arena, block = device.arena(1024), np.arange(1, 9, dtype=np.uint8)
+    device.write(arena, 0, np.zeros(1024, np.uint8))
+    device.repeat(arena, 100, nbytes, block)
+    assert np.array_equal(device.read(arena, 100, nbytes), np.resize(block, nbytes))
+    assert not device.read(arena, 0, 100).any()
+    assert not device.read(arena, 100 + nbytes, 924 - nbytes).any()
+    device.give_back(arena)
+
+
+@BOTH
 @pytest.mark.parametrize("mode", ["keep", "vdnn:all(m)", "vdnn++:conv", "vdnn++:all"])
 def test_every_memory_mode_gives_the_bits_of_base(device: CudaDevice, mode: str, real: bool) -> None:
     rule = "(m)" if mode.endswith("(m)") else ""
