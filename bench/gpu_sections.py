@@ -111,6 +111,23 @@ def figures(row: Result) -> str:
     return "; ".join([f"{row.get('passed', 0)} tests passed", *row.get("sanitizer", ())])
 
 
+def compression(results: Path) -> str:
+    """Training with pinned buffers compressed, beside without."""
+    text = ""
+    for file, found in files(results, "compress-*.json"):
+        lines = [
+            [r["network"].replace(":", ", batch "), r["precision"], f"`{r['mode']}`",
+             milliseconds(r["uncompressed_ms"]), milliseconds(r["iteration_ms"]), size(r["pinned_raw_bytes"]),
+             size(r["pinned_bytes"]), f"{r['density']:.2f}", f"{r['cpu_share']:.1f}",
+             "bit-equal" if r["matches_base"] else "**differ**"]
+            for r in found["rows"].values()
+        ]  # fmt: skip
+        head = ["network", "precision", "mode", "ms", "ms, compressed", "pinned", "pinned, compressed", "density",
+                "cores busy", "gradients"]  # fmt: skip
+        text += table(head, lines) + origin(file, found, "compress.py")
+    return text
+
+
 def convolutions(results: Path) -> str:
     """The convolutions of VGG-16 through cuDNN: the fastest plans, and the fastest without workspace, added up."""
     text = ""

@@ -120,7 +120,7 @@ class Saved:
         """Save; what was there stays whole if that is interrupted."""
         self.found = found
         part = self.path.with_suffix(".part")
-        part.write_text(json.dumps({**describe("numba"), **found}, indent=1) + "\n")
+        part.write_text(json.dumps({**found, **describe("numba")}, indent=1) + "\n")
         part.replace(self.path)
 
 

@@ -26,7 +26,7 @@ from bench.sections import rewritten
 from minidnn.device.open import open_device
 from minidnn.errors import DeviceError
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "planners.md", ROOT / "docs" / "results.md")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -62,6 +62,7 @@ STEPS = (
     Step("checks", gpu=True),
     Step("kernels", gpu=True),
     Step("convolutions", gpu=True),
+    Step("compress", gpu=True),
     Step("peers", gpu=True),
     Step("peers", ("--peers", "out-of-core", "--networks", "vgg16:256", "--precisions", "fp32", "bf16"), gpu=True),
     *(modes("vgg16:256", precision) for precision in ("fp32", "tf32", "bf16")),

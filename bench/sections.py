@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from bench.gpu_sections import all_modes, checks, convolutions, kernels, modes, peers
+from bench.gpu_sections import all_modes, checks, compression, convolutions, kernels, modes, peers
 from bench.markdown import files, heading, megabytes, milliseconds, origin, percent, share, table
 from minidnn.units import format_size
 
@@ -216,6 +216,10 @@ fragments; minidnn places them all beforehand.""", memory),
         ("""**Beside PyTorch** on the same card, in one run: an iteration with the copy of its batch, and device memory
 in use at most.""", peers),
     ),
+    "planners": (
+        ("""Mean of time over the bound over the budgets that a policy fits (in parentheses how many those are), at how
+many of them `best` is near the bound, and its worst.""", planners),
+    ),
     "page": (
         ("""## vDNN++: pools, pinned memory, fragmentation
 
@@ -237,6 +241,7 @@ Time over the lower bound, mean over the budgets that a policy can keep (how man
 
 The same networks on the same card in one run: an iteration with the copy of its batch, and device memory in use at
 most.""", peers),
+        ("## Compressed pinned buffers", compression),
         ("## What holds on a GPU", checks),
         ("## CUDA kernels", kernels),
         ("""## VGG-16's convolutions through cuDNN

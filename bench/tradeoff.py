@@ -77,6 +77,8 @@ def _mode(row: Mapping[str, Any]) -> Point | None:
     return Point(family, setting, said["ms"], said["peak_bytes"], fits=False) if said else None
 
 
+FEW = 4
+"""Fewer points are no plot."""
 WIDE = 4
 """From so many times the fastest on the slowest makes the axis of times logarithmic."""
 
@@ -139,6 +141,8 @@ def written(results: Path, out: Path) -> Iterator[Path]:
                     f"{network} {precision}: {peer.way} {peer.setting} {peer.ms:.1f} ms, {peer.nbytes / GiB:.2f} GiB; "
                     f"{best.way} {best.setting} is {times:.2f} times as fast at {best.nbytes / GiB:.2f} GiB"
                 )
+            if len(found) < FEW:
+                continue
             draw(f"{network.replace(':', ', batch ')}, {precision}, {card.replace('-', ' ')}", found, path)
             yield path
 

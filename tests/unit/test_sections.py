@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.checks import outcome
-from bench.gpu_sections import all_modes, checks, convolutions, modes, peers
+from bench.gpu_sections import all_modes, checks, compression, convolutions, modes, peers
 from bench.markdown import origin, table
 from bench.sections import PARTS, all_planners, planners, rewritten
 
@@ -80,6 +80,22 @@ def test_the_first_rows_picture_is_in_readme_and_every_one_on_the_page(tmp_path:
     assert re.findall(r"\]\((.*)\)", all_modes(tmp_path)) == [
         "../bench/results/tradeoff-A-Card-vgg16-64-fp32.png", "../bench/results/tradeoff-A-Card-vgg16-64-bf16.png"
     ]  # fmt: skip
+
+
+def test_compression_is_shown_beside_none(tmp_path: Path) -> None:
+    row = {
+        "network": "vgg16:64", "precision": "bf16", "mode": "vdnn++:all(p)", "uncompressed_ms": 40.0,
+        "iteration_ms": 90.0, "pinned_raw_bytes": 3 * GIB, "pinned_bytes": 2 * GIB, "density": 0.541, "cpu_share": 4.48,
+        "environment": HERE,
+    }  # fmt: skip
+    rows = {str(same): {**row, "matches_base": same} for same in (True, False)}
+    write(tmp_path, "compress-X.json", {"card": "X", "rows": rows})
+    first, second = cells(compression(tmp_path))[1:]
+    assert first == [
+        "vgg16, batch 64", "bf16", "`vdnn++:all(p)`", "40.00", "90.00", "3072.0 MiB", "2048.0 MiB", "0.54", "4.5",
+        "bit-equal",
+    ]  # fmt: skip
+    assert second[-1] == "**differ**"
 
 
 def test_pytorchs_time_has_the_batchs_copy_and_its_memory_is_the_steady_one(tmp_path: Path) -> None:
