@@ -33,15 +33,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.environment import ROOT, describe
 from minidnn import nn, optim
 from minidnn.errors import BudgetError
-from minidnn.graph.build import build
 from minidnn.graph.graph import Graph, Target
 from minidnn.models import create
-from minidnn.plan.registry import PLANNERS
+from minidnn.plan.registry import PLANNERS, parse_mode
 from minidnn.profile.model import modelled
 from minidnn.profile.profile import Profile
 from minidnn.report import text_table
 from minidnn.report.sweeps import ratio_plot, throughput_plot
 from minidnn.run.choose import Options, choose
+from minidnn.run.program import Purpose, Recipe
 from minidnn.run.sweep import Sweep, at_bandwidth, budgets_of, sweep
 from minidnn.schedule.check import verify
 from minidnn.units import format_size
@@ -72,11 +72,13 @@ class Problem:
 
 
 def graph_of(model: str, batch: int, target: Target = Target()) -> Graph:
-    """SGD with momentum; unless another target is given, fp32 and the papers' graph."""
+    """SGD with momentum, as a trainer runs it in mode `best`; unless another target is given, fp32 and the papers'
+    graph."""
     net = create(model)
     assert net.input_shape is not None
     optimizer = optim.SGD(0.01, momentum=0.9)
-    return build(net, nn.CrossEntropyLoss(), (batch, *net.input_shape), target, optimizer=optimizer)
+    recipe = Recipe(net, nn.CrossEntropyLoss(), optimizer, target, parse_mode("best"), Options(), net.input_shape)
+    return recipe.graph(Purpose(train=True), batch)
 
 
 def problems(results: Path) -> Iterator[Problem]:

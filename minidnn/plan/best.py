@@ -10,10 +10,8 @@ action costs, says that it is no faster than one that was simulated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from random import Random
 
-from minidnn.graph.tensor import Role
 from minidnn.plan.autoswap import autoswap_options
 from minidnn.plan.dynamic import SETS
 from minidnn.plan.dynprog import dynprog_options
@@ -43,7 +41,7 @@ EFFORT, EFFORT_LONG = 90_000_000, 20_000_000
 def best(request: Request) -> Proposals:
     """The fastest of all."""
     if request.pool is None:
-        yield replace(keep(request), early=request.graph.target.early_batch)
+        yield keep(request)
         return
     search = Search(request, request.pool)
     for options in POLICIES:
@@ -53,7 +51,7 @@ def best(request: Request) -> Proposals:
         _improve(search)
     fastest = yield from search.plans()
     yield from _with_waits(search, fastest)
-    yield from _early(search, fastest)
+    yield from search.early(fastest)
 
 
 def _improve(search: Search) -> None:
@@ -70,17 +68,6 @@ def _improve(search: Search) -> None:
         starts = search.fastest[:LEADERS] + arranged(outline, options, pool)
         found = [a for a in map(near.improve, starts) if a is not None]
         search.among(sorted(found, key=lambda a: a.ms), LEADERS)
-
-
-def _early(search: Search, best: float) -> Proposals:
-    """Plans that may be the fastest when their next batch comes early, the most promising first."""
-    outline = search.outline
-    if not outline.graph.target.early_batch:
-        return
-    for arrangement in search.fastest[:LEADERS]:
-        away = any(outline.graph.tensors[m.name].role is Role.INPUT for m in arrangement.offload)
-        if arrangement.ms - outline.load_ms < best and not away:
-            yield replace(arrangement.plan(search.request), early=True, offsets={})
 
 
 def _with_waits(search: Search, best: float) -> Proposals:

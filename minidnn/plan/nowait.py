@@ -8,8 +8,10 @@ fastest of them are lowered and simulated.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import replace
 from math import inf
 
+from minidnn.graph.tensor import Role
 from minidnn.plan.layout import lay_out
 from minidnn.plan.mode import Outcome, Proposals, Request
 from minidnn.plan.moments import arrange
@@ -28,6 +30,8 @@ SHARES = ((1.0, 2), (0.95, 1), (0.88, 1))
 """Shares of the pool that sets are chosen for, and how many plans of each are placed."""
 EFFORT = 2_000_000
 """What is spent on the layout of an arrangement: pairs of stays that are compared."""
+EARLY = 3
+"""So many of the fastest plans are tried with a batch that comes early."""
 PROPOSALS = 8
 """So many plans are lowered, where none of them fits (a fit heuristic or compression may see to that)."""
 
@@ -109,6 +113,16 @@ class Search:
             yield tightest(self.outline).plan(self.request)
         return best
 
+    def early(self, best: float) -> Proposals:
+        """Leaders that may be faster than `best` when their next batch comes early, the most promising first."""
+        graph = self.outline.graph
+        if not graph.target.early_batch:
+            return
+        for arrangement in self.fastest[:EARLY]:
+            away = any(graph.tensors[m.name].role is Role.INPUT for m in arrangement.offload)
+            if arrangement.ms - self.outline.load_ms < best and not away:
+                yield replace(arrangement.plan(self.request), early=True, offsets={})
+
     @property
     def fastest(self) -> list[Arrangement]:
         """The leaders by their ms."""
@@ -137,7 +151,9 @@ def planned(request: Request, options: Options) -> Proposals:
     if request.pool is None:
         yield keep(request)
         return
-    yield from searched(Search(request, request.pool), options).plans()
+    search = searched(Search(request, request.pool), options)
+    best = yield from search.plans()
+    yield from search.early(best)
 
 
 def searched(search: Search, options: Options) -> Search:
@@ -150,9 +166,9 @@ def searched(search: Search, options: Options) -> Search:
 
 def keep(request: Request) -> Plan:
     """Without a budget nothing needs to leave."""
-    outline = outline_of(request)
+    outline, graph = outline_of(request), request.graph
     algorithms = outline.smallest if request.mode.rule == "m" else outline.fastest
-    return Plan(str(request.mode), stages_by_op(request.graph), outline.named(algorithms))
+    return Plan(str(request.mode), stages_by_op(graph), outline.named(algorithms), early=graph.target.early_batch)
 
 
 def tightest(outline: Outline) -> Arrangement:

@@ -30,7 +30,8 @@ def tflms(request: Request) -> Proposals:
         return
     search = Search(request, request.pool)
     if tflms_searched(search).leaders:
-        yield from search.plans()
+        best = yield from search.plans()
+        yield from search.early(best)
     else:
         configurations = tflms_configurations(search.outline, request)
         yield min(configurations, key=lambda c: c[0])[1].plan(request)

@@ -18,7 +18,7 @@ from minidnn.nn.loss import Loss
 from minidnn.nn.sequential import Sequential
 from minidnn.optim import Optimizer
 from minidnn.plan.mode import Mode
-from minidnn.plan.registry import parse_mode
+from minidnn.plan.registry import FIXED_SETS, parse_mode
 from minidnn.profile.profile import Profile
 from minidnn.run.choose import Options, Score, choose, offered, smallest
 from minidnn.run.executor import Executor
@@ -64,8 +64,8 @@ class Recipe:
     @property
     def own_input(self) -> bool:
         """Whether an iteration reads a copy of its batch: where the next one comes early, it need not wait for the
-        first layer's gradient then."""
-        return self.target.early_batch and self.mode.family in ("base", "keep")
+        first layer's gradient then. The modes of the papers have none."""
+        return self.target.early_batch and self.mode.family not in FIXED_SETS
 
     def options_for(self, purpose: Purpose) -> Options:
         """The options of a purpose. A fit heuristic is one of training: `high-end` sorts activations by whether they

@@ -63,7 +63,7 @@ def test_a_sweep_goes_from_the_least_to_the_most_that_helps(tmp_path: Path) -> N
 
 
 def test_a_sweep_plans_the_iteration_that_plan_does() -> None:
-    """In fp32 the native base and keep have an op more, which copies the batch; planners do not."""
+    """In fp32 the native iteration has an op more than the papers', which copies the batch."""
     network = ("smallvgg", "--batch", "16", "--gpu", "v100", "--target", "native")
     found = json_of("sweep", *network, "--budgets", "3", "--policies", "greedy")
     points = found["policies"]["greedy"]
