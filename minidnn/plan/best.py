@@ -43,15 +43,20 @@ def best(request: Request) -> Proposals:
     if request.pool is None:
         yield keep(request)
         return
-    search = Search(request, request.pool)
-    for options in POLICIES:
-        search.join(searched(search.apart(), options))
-    search.join(tflms_searched(search.apart()))
+    search = _weighed(Search(request, request.pool))
     if search.ms > search.outline.floor_ms * NEAR:
         _improve(search)
     fastest = yield from search.plans()
     yield from _with_waits(search, fastest)
-    yield from search.early(fastest)
+    yield from search.early(fastest, _weighed)
+
+
+def _weighed(search: Search) -> Search:
+    """The search, once it has seen what every other policy weighs."""
+    for options in POLICIES:
+        search.join(searched(search.apart(), options))
+    search.join(tflms_searched(search.apart()))
+    return search
 
 
 def _improve(search: Search) -> None:

@@ -30,8 +30,8 @@ SHARES = ((1.0, 2), (0.95, 1), (0.88, 1))
 """Shares of the pool that sets are chosen for, and how many plans of each are placed."""
 EFFORT = 2_000_000
 """What is spent on the layout of an arrangement: pairs of stays that are compared."""
-EARLY = 3
-"""So many of the fastest plans are tried with a batch that comes early."""
+WORTHWHILE = 200
+"""A batch that takes less than one part in so many of the iteration to come in need not come early."""
 PROPOSALS = 8
 """So many plans are lowered, where none of them fits (a fit heuristic or compression may see to that)."""
 
@@ -113,15 +113,27 @@ class Search:
             yield tightest(self.outline).plan(self.request)
         return best
 
-    def early(self, best: float) -> Proposals:
-        """Leaders that may be faster than `best` when their next batch comes early, the most promising first."""
-        graph = self.outline.graph
-        if not graph.target.early_batch:
+    def early(self, best: float, look: Callable[[Search], Search]) -> Proposals:
+        """Plans that may be faster than `best` when their next batch comes early, the most promising first, until one
+        fits. The batch has a place for good then: the fastest, and plans for a pool that is smaller by it, which `look`
+        finds."""
+        outline = self.outline
+        graph = outline.graph
+        if not graph.target.early_batch or outline.load_ms * WORTHWHILE < best:
             return
-        for arrangement in self.fastest[:EARLY]:
-            away = any(graph.tensors[m.name].role is Role.INPUT for m in arrangement.offload)
-            if arrangement.ms - self.outline.load_ms < best and not away:
-                yield replace(arrangement.plan(self.request), early=True, offsets={})
+        inputs = {t.name: t.nbytes for t in graph.tensors.values() if t.role is Role.INPUT}
+        room = self.pool - sum(inputs.values())
+        if room <= 0:
+            return
+        smaller = look(Search(self.request, room, outline))
+        for arrangement in (*self.fastest[:1], *smaller.fastest[:PROPOSALS]):
+            if any(m.name in inputs for m in arrangement.offload):
+                continue
+            if arrangement.ms - outline.load_ms >= best:
+                break
+            outcome = yield replace(arrangement.plan(self.request), early=True, offsets={})
+            if outcome is not None and outcome.fits:
+                break
 
     @property
     def fastest(self) -> list[Arrangement]:
@@ -151,9 +163,13 @@ def planned(request: Request, options: Options) -> Proposals:
     if request.pool is None:
         yield keep(request)
         return
-    search = searched(Search(request, request.pool), options)
+
+    def look(search: Search) -> Search:
+        return searched(search, options)
+
+    search = look(Search(request, request.pool))
     best = yield from search.plans()
-    yield from search.early(best)
+    yield from search.early(best, look)
 
 
 def searched(search: Search, options: Options) -> Search:

@@ -31,7 +31,7 @@ def tflms(request: Request) -> Proposals:
     search = Search(request, request.pool)
     if tflms_searched(search).leaders:
         best = yield from search.plans()
-        yield from search.early(best)
+        yield from search.early(best, tflms_searched)
     else:
         configurations = tflms_configurations(search.outline, request)
         yield min(configurations, key=lambda c: c[0])[1].plan(request)

@@ -12,8 +12,9 @@ from minidnn.device.host import HostDevice
 from minidnn.graph.graph import Target
 from minidnn.plan.mode import Request
 from minidnn.plan.plan import Plan
-from minidnn.plan.registry import POLICIES, parse_mode
+from minidnn.plan.registry import PLANNERS, POLICIES, parse_mode
 from minidnn.profile.model import modelled
+from minidnn.profile.profile import Link
 from minidnn.run.bound import iteration_bound
 from minidnn.run.choose import Options, choose
 from minidnn.run.program import Purpose, Recipe
@@ -69,6 +70,24 @@ def test_best_is_as_fast_as_keep_where_there_is_room_for_all_that_stays() -> Non
         assert check(schedule) == ()
         budget, steps[mode] = schedule.peak_bytes, simulate(schedule, profile).iteration_ms
     assert steps["best"] == pytest.approx(steps["keep(p)"], rel=1e-3)
+
+
+@pytest.mark.parametrize("mode", sorted(PLANNERS))
+def test_a_planner_makes_room_for_a_batch_that_takes_long(mode: str) -> None:
+    """It plans for a pool that is smaller by the batch, where that is worth more than what has to leave for it."""
+    net = nn.Sequential(
+        nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(64, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 32 * 32, 10),
+    )  # fmt: skip
+    recipe = Recipe(
+        net, nn.CrossEntropyLoss(), optim.SGD(0.1), Target("native"), parse_mode(mode), Options(), (64, 32, 32)
+    )  # fmt: skip
+    graph = recipe.graph(Purpose(train=True), 64)
+    profile = replace(modelled(graph, "h100"), link=Link(1e12, 1e9))  # all may leave, but a batch is slow to come in
+    everything = choose(graph, mode, profile, Options())
+    schedule = choose(graph, mode, profile, Options(budget=everything.peak_bytes - graph.tensors["input"].nbytes // 2))
+    assert schedule.plan.early
+    assert check(schedule) == ()
 
 
 def test_the_papers_iteration_begins_with_its_batch() -> None:
