@@ -114,9 +114,8 @@ class Search:
         return best
 
     def early(self, best: float, look: Callable[[Search], Search]) -> Proposals:
-        """Plans that may be faster than `best` when their next batch comes early, the most promising first, until one
-        fits. The batch has a place for good then: the fastest, and plans for a pool that is smaller by it, which `look`
-        finds."""
+        """Plans that may be faster than `best` when their next batch comes early, the most promising first. The
+        batch has a place for good then: the fastest, and plans for a pool that is smaller by it, which `look` finds."""
         outline = self.outline
         graph = outline.graph
         if not graph.target.early_batch or outline.load_ms * WORTHWHILE < best:
@@ -132,8 +131,8 @@ class Search:
             if arrangement.ms - outline.load_ms >= best:
                 break
             outcome = yield replace(arrangement.plan(self.request), early=True, offsets={})
-            if outcome is not None and outcome.fits:
-                break
+            if outcome is not None and outcome.fits and outcome.ms is not None:
+                best = min(best, outcome.ms)
 
     @property
     def fastest(self) -> list[Arrangement]:

@@ -149,7 +149,7 @@ def _judged(
             )
             try:
                 # A planner's pool need not be smaller than the budget's; without one its smallest is wanted.
-                limit = (pool or None) if planner else None
+                limit = _pool(graph, profile, options, persistent, plan.early) or None if planner else None
                 schedule = schedule_of(graph, plan, timed, options, persistent, limit=limit)
             except BudgetError as error:
                 refused, outcome = error, Outcome(pool or 0, False, None)
@@ -171,12 +171,12 @@ def _next(proposals: Proposals, outcome: Outcome | None) -> Plan | None:
 
 
 def _pool(
-    graph: Graph, profile: Profile, options: Options, persistent: Mapping[str, int] | None
+    graph: Graph, profile: Profile, options: Options, persistent: Mapping[str, int] | None, early: bool = False
 ) -> int | None:
-    """Bytes of the pool that the budget leaves beside what outlives an iteration."""
+    """Bytes of the pool that the budget leaves beside what outlives an iteration; `early`: as the input does too."""
     if options.budget is None:
         return None
-    taken = region_bytes(graph, profile.scratch_bytes, persistent)
+    taken = region_bytes(graph, profile.scratch_bytes, persistent, early)
     return max(options.budget - taken, 0) // ALIGNMENT * ALIGNMENT
 
 

@@ -34,6 +34,6 @@ def persistent_region(
     return tuple(buffers), end
 
 
-def region_bytes(graph: Graph, scratch: int, given: Mapping[str, int] | None = None) -> int:
-    """Bytes of what outlives an iteration in every mode, with `scratch` bytes in front."""
-    return persistent_region(graph, Plan("", (), scratch=scratch), given)[1]
+def region_bytes(graph: Graph, scratch: int, given: Mapping[str, int] | None = None, early: bool = False) -> int:
+    """Bytes of what outlives an iteration in every mode, with `scratch` bytes in front; `early`: and of the input."""
+    return persistent_region(graph, Plan("", (), scratch=scratch, early=early), given)[1]

@@ -72,6 +72,22 @@ def test_best_is_as_fast_as_keep_where_there_is_room_for_all_that_stays() -> Non
     assert steps["best"] == pytest.approx(steps["keep(p)"], rel=1e-3)
 
 
+def test_room_to_spare_is_not_taken_from_a_batch_that_comes_early() -> None:
+    """Placement may stop at what the budget leaves; with an early batch that is less."""
+    net = nn.Sequential(
+        nn.Conv2d(16, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 32, 3, padding=1), nn.Flatten(), nn.Linear(32 * 16 * 16, 10),
+    )  # fmt: skip
+    target = Target("native", "tf32", "NHWC")
+    sgd = optim.SGD(0.1, momentum=0.9)
+    for spare in range(0, 60_000, 3_000):
+        recipe = Recipe(net, nn.CrossEntropyLoss(), sgd, target, parse_mode("best"), Options(), (16, 33, 33))
+        graph = recipe.graph(Purpose(train=True), 1)
+        profile = replace(modelled(graph, "h100"), link=Link(2e11, 3e8))
+        least = choose(graph, "keep(p)", profile, Options()).peak_bytes
+        assert choose(graph, "best", profile, Options(budget=least + spare)).plan.early
+
+
 @pytest.mark.parametrize("mode", sorted(PLANNERS))
 def test_a_planner_makes_room_for_a_batch_that_takes_long(mode: str) -> None:
     """It plans for a pool that is smaller by the batch, where that is worth more than what has to leave for it."""
