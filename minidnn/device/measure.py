@@ -99,8 +99,9 @@ def times_in_place(device: Device, graph: Graph, algorithms: Mapping[str, Algori
     OutOfDeviceMemory where that does not fit.
     """
     stream, spans = device.stream("compute"), {"written": 0} | dict.fromkeys(_CONTENTS, 0)
-    for op in graph.ops:
-        for span, nbytes in _spans(graph, op)[1].items():
+    layouts = [_spans(graph, op) for op in graph.ops]
+    for _, ends in layouts:
+        for span, nbytes in ends.items():
             spans[span] = max(spans[span], nbytes)
     starts, end = {}, round_up(scratch, 512)
     for span, nbytes in spans.items():
@@ -111,8 +112,7 @@ def times_in_place(device: Device, graph: Graph, algorithms: Mapping[str, Algori
             block = make(np.random.default_rng(0).standard_normal(BLOCK)).astype(ml_dtypes.bfloat16).view(np.uint8)
             device.repeat(arena, starts[span], spans[span], block)
         launches = []
-        for op in graph.ops:
-            offsets, _ = _spans(graph, op)
+        for op, (offsets, _) in zip(graph.ops, layouts, strict=True):
             places = {name: starts[span] + offset for name, (span, offset) in offsets.items()}
             algorithm = algorithms.get(op_key(graph, op), Algorithm())
             workspace = (end, algorithm.workspace) if algorithm.workspace else None
