@@ -67,8 +67,9 @@ def _summary(args: argparse.Namespace, profile: Profile, graph: Graph) -> dict[s
         "model": args.model, "batch": args.batch, "precision": args.precision, "source": profile.source,
         "entries": len(profile.entries), "algorithms": sum(len(ways) for ways in profile.entries.values()),
         "compute_ms": sum(kinds.values()), "ms_by_kind": kinds, "d2h_gb_per_s": profile.link.d2h / 1e9,
-        "h2d_gb_per_s": profile.link.h2d / 1e9, "duplex": profile.link.duplex, "launch_ms": profile.launch_ms,
-        "wake_ms": profile.wake_ms, "scratch_bytes": profile.scratch_bytes, "file": str(args.output),
+        "h2d_gb_per_s": profile.link.h2d / 1e9, "duplex": profile.link.duplex,
+        "launch_ms": profile.launch_ms, "action_ms": profile.action_ms, "wake_ms": profile.wake_ms,
+        "scratch_bytes": profile.scratch_bytes, "file": str(args.output),
     }  # fmt: skip
 
 
@@ -83,7 +84,8 @@ def _report(result: dict[str, Any]) -> str:
         f"  all, fastest         {result['compute_ms']:9.3f} ms",
         f"link: {result['d2h_gb_per_s']:.1f} GB/s to the host, {result['h2d_gb_per_s']:.1f} GB/s from it, {both}",
         f"libraries' scratch: {format_size(result['scratch_bytes'])}; a launch costs the host "
-        f"{result['launch_ms'] * 1e3:.0f} us, waking up {result['wake_ms'] * 1e3:.0f} us",
+        f"{result['launch_ms'] * 1e3:.0f} us, another action {result['action_ms'] * 1e3:.0f}, a wait "
+        f"{result['wake_ms'] * 1e3:.0f} more",
         f"written to {result['file']}",
     ]
     return "\n".join(lines)

@@ -49,7 +49,7 @@ def card_profile(device: CudaDevice, graph: Graph) -> Profile:
         with suppress(OutOfDeviceMemory, OutOfPinnedMemory):
             _measure_the_rest(device, graph, {key: op for key, op in ops.items() if key not in entries}, store)
         with suppress(OutOfDeviceMemory):
-            _measure_slowdown(device, graph, entries, store)
+            _measure_in_place(device, graph, entries, store)
     for key, found in entries.items():
         slower = store.slowdown.get(key, 1.0)
         entries[key] = tuple(replace(a, ms=None if a.ms is None else a.ms * slower) for a in found)
@@ -57,29 +57,33 @@ def card_profile(device: CudaDevice, graph: Graph) -> Profile:
         key: (Algorithm(ms=store.times[key]),) for key in ops if key not in entries and key in store.times
     }  # fmt: skip
     source = f"measured on {device.name}, {device.libraries}"
-    launch_ms, wake_ms = store.host or (Profile("").launch_ms, 0.0)
-    return Profile(source, entries, store.link, launch_ms, wake_ms, device.scratch_bytes, graph.target)
+    profile = Profile(source, entries, store.link, scratch_bytes=device.scratch_bytes, target=graph.target)
+    if store.host is None:
+        return profile
+    launch_ms, action_ms, wake_ms = store.host
+    return replace(profile, launch_ms=launch_ms, action_ms=action_ms, wake_ms=wake_ms)
 
 
 def _measure_the_rest(device: CudaDevice, graph: Graph, ops: Mapping[str, Op], store: PlanStore) -> None:
-    """Whatever of these ops, the host and the link is not known yet."""
+    """Whatever of these ops and the link is not known yet."""
     work = {key: (graph, op) for key, op in ops.items() if key not in store.times}
     if work:
         store.add_times(op_times(device, work, device.scratch_bytes))
-    if store.host is None and ops:
-        shortest = min(ops, key=lambda key: store.times[key])
-        store.add_host(*host_times(device, graph, ops[shortest], device.scratch_bytes))
     if store.link is None:
         store.add_link(link_rates(device))
 
 
-def _measure_slowdown(
+def _measure_in_place(
     device: CudaDevice, graph: Graph, entries: Mapping[str, tuple[Algorithm, ...]], store: PlanStore
 ) -> None:
-    """How many times as long convolutions take in the iteration as alone. They are what a card spends its power on; the
-    memory, for which most other ops wait, keeps its clock."""
+    """What the host costs, and how many times as long convolutions take in the iteration as alone. They are what a card
+    spends its power on; the memory, for which most other ops wait, keeps its clock."""
     fastest = {key: found[0] for key, found in entries.items()}
-    if fastest.keys() <= store.slowdown.keys() or any(a.ms is None for a in fastest.values()):
+    if any(a.ms is None for a in fastest.values()):
+        return
+    if store.host is None and graph.ops:
+        store.add_host(*host_times(device, graph, fastest, device.scratch_bytes))
+    if fastest.keys() <= store.slowdown.keys():
         return
     times = times_in_place(device, graph, fastest, device.scratch_bytes)
     store.add_slowdown({key: max(times[key] / a.ms, 1.0) for key, a in fastest.items() if a.ms})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
-from statistics import median
+from statistics import mean, median
 from time import perf_counter
 
 import ml_dtypes
@@ -25,7 +26,7 @@ COPY_BYTES = 128 * MiB
 DUPLEX = 0.7
 """Both directions at once count as duplex where each keeps this share of its rate."""
 ISSUES = 64
-"""Launches that are issued in a row to see what one costs the host; a stream takes many more before it blocks."""
+"""Events that are recorded to see what an action costs the host."""
 SETTLING = 0.8
 """Seconds of an iteration's work after which a card's clock is what its power allows."""
 BLOCK = 2**20
@@ -62,62 +63,37 @@ def noise(dtype: str) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(BLOCK).astype(numpy_dtype(dtype)).view(np.uint8)
 
 
-def host_times(device: Device, graph: Graph, op: Op, scratch: int) -> tuple[float, float]:
-    """ms that a launch costs the host, and ms from when an op ends for which the host waits until it has gone on and
-    what it launches next begins, without the launch. The op should be a short one."""
-    stream = device.stream("compute")
-    arena = device.arena(_places(graph, op, scratch)[1])
-    try:
-        launch = _bound(device, graph, op, scratch, arena, stream)
-        launch()
-        device.host_sync(stream)
-        begin, began = device.stamp(stream), perf_counter()
-        for _ in range(ISSUES):
+def host_times(
+    device: Device, graph: Graph, algorithms: Mapping[str, Algorithm], scratch: int
+) -> tuple[float, float, float]:
+    """What the host costs in this graph's iteration, in ms: a launch on average, an action that launches nothing, and
+    what a wait for the device adds (see `Profile`). Arguments and errors are those of `times_in_place`."""
+    with _in_place(device, graph, algorithms, scratch) as launches:
+        stream = device.stream("compute")
+        for launch in launches:  # what is compiled at first use is compiled
             launch()
-        issued, end = perf_counter(), device.stamp(stream)
         device.host_sync(stream)
-        spent = []
-        for _ in range(ISSUES):
-            start = perf_counter()
-            launch()
+        at_once = mean(_host_ms(launch) for launch in launches)
+        device.host_sync(stream)
+        alone = []
+        for launch in launches:
+            alone.append(_host_ms(launch))
             device.host_sync(stream)
-            spent.append((perf_counter() - start) * 1e3)
-        launch_ms, op_ms = (issued - began) / ISSUES * 1e3, device.elapsed_ms(begin, end) / ISSUES
-    finally:
-        device.give_back(arena)
-    return launch_ms, max(median(spent) - launch_ms - op_ms, 0.0)
+        action = median(_host_ms(lambda: device.record(stream)) for _ in range(ISSUES))
+        waited = median(_host_ms(lambda: device.host_wait(device.record(stream))) for _ in range(ISSUES))
+    return at_once, action, max(mean(alone) - at_once, 0.0) + max(waited - action, 0.0)
 
 
 def times_in_place(device: Device, graph: Graph, algorithms: Mapping[str, Algorithm], scratch: int) -> dict[str, float]:
     """ms of each op of a graph, by its profile key, in its place in the iteration. `algorithms`: of the ops that have a
-    choice.
+    choice. `scratch`: bytes that the device wants in front of an arena.
 
     A card that computes without pause soon draws all the power that it may, and slows its clock; an op that is measured
-    alone is over before. Here all ops run in order until the clock has settled. What they read is not what the op
-    before wrote but values as they are in training, since power depends on them too: activations and gradients of which
-    half are zero (as a ReLU leaves them), random weights. Takes the memory of the largest operands; raises
-    OutOfDeviceMemory where that does not fit.
+    alone is over before. Here all ops run in order until the clock has settled. Takes the memory of the largest
+    operands; raises OutOfDeviceMemory where that does not fit.
     """
-    stream, spans = device.stream("compute"), {"written": 0} | dict.fromkeys(_CONTENTS, 0)
-    layouts = [_spans(graph, op) for op in graph.ops]
-    for _, ends in layouts:
-        for span, nbytes in ends.items():
-            spans[span] = max(spans[span], nbytes)
-    starts, end = {}, round_up(scratch, 512)
-    for span, nbytes in spans.items():
-        starts[span], end = end, end + nbytes
-    arena = device.arena(end + max((a.workspace for a in algorithms.values()), default=0))
-    try:
-        for span, make in _CONTENTS.items():
-            block = make(np.random.default_rng(0).standard_normal(BLOCK)).astype(ml_dtypes.bfloat16).view(np.uint8)
-            device.repeat(arena, starts[span], spans[span], block)
-        launches = []
-        for op, (offsets, _) in zip(graph.ops, layouts, strict=True):
-            places = {name: starts[span] + offset for name, (span, offset) in offsets.items()}
-            algorithm = algorithms.get(op_key(graph, op), Algorithm())
-            workspace = (end, algorithm.workspace) if algorithm.workspace else None
-            operands = _operands(graph, op, places)
-            launches.append(device.launcher(graph, op, algorithm.name, operands, workspace, arena, stream))
+    stream = device.stream("compute")
+    with _in_place(device, graph, algorithms, scratch) as launches:
         began = perf_counter()
         while perf_counter() - began < SETTLING:
             for launch in launches:
@@ -131,8 +107,6 @@ def times_in_place(device: Device, graph: Graph, algorithms: Mapping[str, Algori
                 stamps.append(device.stamp(stream))
             for op, (start, stop) in zip(graph.ops, pairwise(stamps), strict=True):
                 found.setdefault(op_key(graph, op), []).append(device.elapsed_ms(start, stop))
-    finally:
-        device.give_back(arena)
     return {key: median(times) for key, times in found.items()}
 
 
@@ -167,6 +141,45 @@ def milliseconds(device: Device, launch: Launcher, stream: Stream) -> float:
         stamps.append(device.stamp(stream))
     device.host_sync(stream)
     return median(device.elapsed_ms(begin, end) for begin, end in pairwise(stamps))
+
+
+@contextmanager
+def _in_place(
+    device: Device, graph: Graph, algorithms: Mapping[str, Algorithm], scratch: int
+) -> Iterator[list[Launcher]]:
+    """The launches of a graph's ops, in order. What they read is not what the op before wrote but values as they are in
+    training, since power depends on them too: activations and gradients of which half are zero (as a ReLU leaves them),
+    random weights."""
+    stream, spans = device.stream("compute"), {"written": 0} | dict.fromkeys(_CONTENTS, 0)
+    layouts = [_spans(graph, op) for op in graph.ops]
+    for _, ends in layouts:
+        for span, nbytes in ends.items():
+            spans[span] = max(spans[span], nbytes)
+    starts, end = {}, round_up(scratch, 512)
+    for span, nbytes in spans.items():
+        starts[span], end = end, end + nbytes
+    arena = device.arena(end + max((a.workspace for a in algorithms.values()), default=0))
+    try:
+        for span, make in _CONTENTS.items():
+            block = make(np.random.default_rng(0).standard_normal(BLOCK)).astype(ml_dtypes.bfloat16).view(np.uint8)
+            device.repeat(arena, starts[span], spans[span], block)
+        launches = []
+        for op, (offsets, _) in zip(graph.ops, layouts, strict=True):
+            places = {name: starts[span] + offset for name, (span, offset) in offsets.items()}
+            algorithm = algorithms.get(op_key(graph, op), Algorithm())
+            workspace = (end, algorithm.workspace) if algorithm.workspace else None
+            operands = _operands(graph, op, places)
+            launches.append(device.launcher(graph, op, algorithm.name, operands, workspace, arena, stream))
+        yield launches
+    finally:
+        device.give_back(arena)
+
+
+def _host_ms(call: Callable[[], object]) -> float:
+    """What a call costs the host."""
+    began = perf_counter()
+    call()
+    return (perf_counter() - began) * 1e3
 
 
 def _places(graph: Graph, op: Op, scratch: int) -> tuple[dict[str, int], int]:

@@ -28,7 +28,7 @@ BATCHED = ("x", "y", "dy", "dx", "mask")
 """Operands whose first axis is the batch's."""
 SPLITS = (4, 16)
 """Into at most so many parts a batch is split. cuDNN's Winograd and FFT engines want workspaces in proportion to it."""
-FORMAT = 4
+FORMAT = 5
 """Of the store: one that knows no unfolded plans is looked at as if there were none."""
 
 
@@ -188,7 +188,7 @@ class Problem:
 class PlanStore:
     """What was measured on a card, on disk: per convolution the plans and the compiled form of slow ones (`entries`),
     the ms of other ops by their profile key (`times`), how many times as long a convolution takes in an iteration
-    (`slowdown`, by profile key), the ms of a launch and of a wake-up of the host (`host`), and the link.
+    (`slowdown`, by profile key), what the host costs (`host`: `Profile`'s launch_ms, action_ms, wake_ms), and the link.
 
     One file per card and library version; a damaged file counts as empty. `kernels` says which sources our own kernels
     have: `times` of others are forgotten.
@@ -200,7 +200,7 @@ class PlanStore:
         self.entries: dict[str, list[dict[str, Any]]] = {}
         self.times: dict[str, float] = {}
         self.slowdown: dict[str, float] = {}
-        self.host: tuple[float, float] | None = None
+        self.host: tuple[float, float, float] | None = None
         self.link: Link | None = None
         self.changed = False
         if path is not None and path.exists():
@@ -210,8 +210,8 @@ class PlanStore:
                     raise ValueError(text["format"])
                 link = Link(**text["link"]) if text["link"] else None
                 times = {str(key): float(ms) for key, ms in text["times"].items()}
-                host = [float(ms) for ms in text["host"] or ()]
-                self.host, self.link = (host[0], host[1]) if host else None, link
+                launch_ms, action_ms, wake_ms = map(float, text["host"] or (0, 0, 0))
+                self.host, self.link = (launch_ms, action_ms, wake_ms) if text["host"] else None, link
                 self.slowdown = {str(key): float(factor) for key, factor in text["slowdown"].items()}
                 self.times = times if text.get("kernels", "") == kernels else {}
                 self.entries = dict(text["plans"])
@@ -221,9 +221,9 @@ class PlanStore:
         self.times |= times
         self.changed = True
 
-    def add_host(self, launch_ms: float, wake_ms: float) -> None:
-        """Keep the ms of a launch and of a wake-up."""
-        self.host = launch_ms, wake_ms
+    def add_host(self, launch_ms: float, action_ms: float, wake_ms: float) -> None:
+        """Keep what the host costs, in ms; see `Profile`."""
+        self.host = launch_ms, action_ms, wake_ms
         self.changed = True
 
     def add_slowdown(self, slowdown: Mapping[str, float]) -> None:

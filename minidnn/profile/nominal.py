@@ -24,7 +24,7 @@ def with_times(graph: Graph, profile: Profile) -> Profile:
     if profile.link is not None and known:
         return profile
     entries = {op_key(graph, op): _timed(graph, op, profile) for op in graph.ops}
-    return replace(profile, source="nominal", entries=entries, link=profile.link or LINK, launch_ms=0.0)
+    return replace(profile, source="nominal", entries=entries, link=profile.link or LINK, launch_ms=0.0, action_ms=0.0)
 
 
 def _timed(graph: Graph, op: Op, profile: Profile) -> tuple[Algorithm, ...]:

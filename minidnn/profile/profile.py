@@ -58,9 +58,11 @@ class Profile:
     entries: Mapping[str, tuple[Algorithm, ...]] = field(default_factory=dict)
     link: Link | None = None
     launch_ms: float = 0.005
-    """Host time to issue one action, in ms."""
+    """Host time to launch an op or a copy, in ms."""
+    action_ms: float = 0.005
+    """Host time for any other action, in ms: an event, a wait for one, memory taken or given back."""
     wake_ms: float = 0.0
-    """From when something has happened for which the host waits until the host goes on, in ms."""
+    """What a wait for the device costs on top: the host goes on late and launches the next op more slowly, in ms."""
     scratch_bytes: int = 0
     """What the device's libraries need in every arena, in front of all tensors."""
     target: Target | None = None
@@ -90,7 +92,7 @@ class Profile:
         entries = {key: [asdict(a) for a in algorithms] for key, algorithms in self.entries.items()}
         link = asdict(self.link) if self.link else None
         text = {
-            "source": self.source, "launch_ms": self.launch_ms, "wake_ms": self.wake_ms,
+            "source": self.source, "launch_ms": self.launch_ms, "action_ms": self.action_ms, "wake_ms": self.wake_ms,
             "scratch_bytes": self.scratch_bytes, "target": asdict(self.target) if self.target else None, "link": link,
             "entries": entries,
         }  # fmt: skip
@@ -107,8 +109,9 @@ class Profile:
             link = _link(**text["link"]) if text["link"] else None
             target = Target(**text["target"]) if text.get("target") else None
             scratch, launch_ms = _size(text.get("scratch_bytes", 0)), number(text["launch_ms"], "launch_ms", 0)
+            action_ms = number(text.get("action_ms", launch_ms), "action_ms", 0)
             wake_ms = number(text.get("wake_ms", 0.0), "wake_ms", 0)
-            return cls(str(text["source"]), entries, link, launch_ms, wake_ms, scratch, target)
+            return cls(str(text["source"]), entries, link, launch_ms, action_ms, wake_ms, scratch, target)
         except OSError as error:
             raise ArgumentError(
                 f"profile {path} cannot be read: {error.strerror}; "

@@ -2,8 +2,9 @@
 
 Every dependency of a schedule points to an earlier action, so one pass in tuple order suffices: an action on a lane
 starts when the host has issued it, the lane is free, its tokens have been signalled and, for a copy, the link is free.
-The host pays `Profile.launch_ms` for each action that it executes, and so does a release worker for each release; where
-it had to wait for something, it goes on `Profile.wake_ms` later.
+The host pays `Profile.launch_ms` for each launch and copy and `Profile.action_ms` for any other action that it
+executes, as a release worker does for each release; where it had to wait for something, it goes on `Profile.wake_ms`
+later.
 Codec workers have a core each, with the rates that `simulate` is given; memory bandwidth is not shared out.
 Copies of one direction share the link; without duplex both directions do, and copies take it in order of issue.
 """
@@ -167,14 +168,15 @@ class _Clock:
 
     # -- time
 
-    def issue(self) -> float:
-        """The host executes one action."""
-        self.at[HOST] += self.profile.launch_ms
+    def issue(self, action: Action) -> float:
+        """The host executes the action."""
+        launched = isinstance(action, (Launch, Copy))
+        self.at[HOST] += self.profile.launch_ms if launched else self.profile.action_ms
         return self.at[HOST]
 
     def ready(self, action: Action) -> float:
         """When the lane of an action may start it."""
-        return max(self.issue(), self.at[action.lane])
+        return max(self.issue(action), self.at[action.lane])
 
     def work(self, action: Action, start: float, ms: float, cause: str = "") -> None:
         """The lane is busy with the action."""
@@ -226,7 +228,7 @@ class _Clock:
             self.at[HOST] += self.profile.wake_ms
 
     def await_tokens(self, action: HostWait | AwaitReleases) -> None:
-        before = self.issue()
+        before = self.issue(action)
         cause = "offload" if isinstance(action, AwaitReleases) else ""
         copies = tuple(self.codecs.copied[t] for t in action.waits if t in self.codecs.copied)
         if copies:  # a codec is to blame only from when it could begin
@@ -235,14 +237,14 @@ class _Clock:
         self.wake(before)
 
     def await_lane(self, action: HostSync) -> None:
-        before = self.issue()
+        before = self.issue(action)
         last = self.last[action.of]
         self.pause(HOST, _Moment(self.at[action.of], last.cause, last.label))
         self.wake(before)
 
     def allocate(self, action: Alloc) -> None:
         if action.lane == HOST:
-            self.issue()
+            self.issue(action)
         before = self.at[action.lane]
         if action.waits:
             self.pause(action.lane, self.latest(action.waits), "memory")
@@ -254,7 +256,7 @@ class _Clock:
 
     def free(self, action: Free) -> None:
         if action.lane == HOST:
-            self.issue()
+            self.issue(action)
         at = self.at[action.lane]
         self.last[action.lane] = _Moment(at, "memory", action.label)
         self.release_bytes(action, at)
@@ -262,7 +264,7 @@ class _Clock:
     def release(self, action: Release) -> None:
         assert action.signal is not None
         start = max(self.ready(action), self.latest(action.waits).ms)
-        self.work(action, start, self.profile.launch_ms, "memory")
+        self.work(action, start, self.profile.action_ms, "memory")
         self.done[action.signal] = self.last[action.lane]
         self.release_bytes(action, self.at[action.lane])
 

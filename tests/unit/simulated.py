@@ -50,4 +50,5 @@ def random_profile(graph: Graph, rng: random.Random) -> Profile:
         entries[op_key(graph, op)] = (Algorithm("any", rng.choice((0, 0, 3000)), ms),)
     rate = 10 ** rng.uniform(4, 9)
     link = Link(rate, rate * rng.choice((1, 0.5, 2)), rng.choice((0.0, 0.01, 0.3)))
-    return Profile("made up", entries, link, rng.choice((0.0, 0.005, 0.2)))
+    host_ms = rng.choice((0.0, 0.005, 0.2))
+    return Profile("made up", entries, link, host_ms, host_ms)

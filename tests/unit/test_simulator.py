@@ -123,7 +123,7 @@ def by_hand() -> tuple[Graph, Profile]:
     graph = build(net, nn.CrossEntropyLoss(), (1, 1, 500, 500), optimizer=optim.SGD(0.1))
     entries = {op_key(graph, op): (Algorithm(ms=HAND_MS.get(op.name, 0)),) for op in graph.ops}
     assert set(HAND_MS) <= {op.name for op in graph.ops}
-    return graph, Profile("by hand", entries, Link(1e9 / 6, 1e9 / 6, 0.0), 0.0)
+    return graph, Profile("by hand", entries, Link(1e9 / 6, 1e9 / 6, 0.0), launch_ms=0.0, action_ms=0.0)
 
 
 @pytest.mark.parametrize(
@@ -159,14 +159,25 @@ def test_each_direction_has_its_rate(by_hand: tuple[Graph, Profile]) -> None:
 def test_a_steady_iteration_does_not_show_what_the_host_issues_ahead(by_hand: tuple[Graph, Profile]) -> None:
     """Without host waits the host issues the next iteration while this one computes; the first one had to wait."""
     graph, profile = by_hand
-    assert run(graph, "keep", replace(profile, launch_ms=0.5))[1].iteration_ms == pytest.approx(35, abs=0.01)
+    slow = replace(profile, launch_ms=0.5, action_ms=0.5)
+    assert run(graph, "keep", slow)[1].iteration_ms == pytest.approx(35, abs=0.01)
 
 
 def test_a_host_that_is_slow_makes_the_iteration() -> None:
     graph = graph_of("smallnet", 2)
-    profile = replace(modelled(graph, "h100"), launch_ms=50.0)
+    profile = replace(modelled(graph, "h100"), launch_ms=50.0, action_ms=50.0)
     schedule, simulation = run(graph, "vdnn:all", profile)
     assert simulation.iteration_ms == pytest.approx(50.0 * len(schedule.actions), rel=0.01)
+
+
+def test_launches_and_copies_cost_the_host_more_than_other_actions() -> None:
+    graph = graph_of("smallnet", 2)
+    profile = replace(modelled(graph, "h100"), launch_ms=50.0, action_ms=20.0)
+    schedule, simulation = run(graph, "vdnn:all", profile)
+    launched = sum(isinstance(a, (Launch, Offload, Prefetch)) for a in schedule.actions)
+    others = len(schedule.actions) - launched
+    assert min(launched, others) > 10
+    assert simulation.iteration_ms == pytest.approx(50.0 * launched + 20.0 * others, rel=0.01)
 
 
 def test_a_host_that_had_to_wait_goes_on_later(by_hand: tuple[Graph, Profile]) -> None:
@@ -181,7 +192,7 @@ def test_a_host_that_had_to_wait_goes_on_later(by_hand: tuple[Graph, Profile]) -
 
 def test_allocations_and_frees_on_device_lanes_cost_the_host_nothing() -> None:
     graph = graph_of("smallnet", 2)
-    profile = replace(modelled(graph, "h100"), launch_ms=50.0)
+    profile = replace(modelled(graph, "h100"), launch_ms=50.0, action_ms=50.0)
     schedule, simulation = run(graph, "keep", profile)
     executed = [a for a in schedule.actions if type(a).__name__ not in ("Alloc", "Free")]
     assert len(executed) < len(schedule.actions)
