@@ -48,7 +48,7 @@ PYTEST = (
 )  # fmt: skip
 """Warnings are other packages' there, of whatever version a GPU machine has."""
 ALONE = "tests/cuda/test_training.py::test_a_run_takes_no_device_memory_and_gives_all_back"
-KERNELS = ("tests/cuda/test_kernels.py", "tests/cuda/test_kernels_prepared.py")
+KERNELS = tuple(f"tests/cuda/test_kernels{part}.py" for part in ("", "_pooling", "_prepared"))
 SANITIZED = {"float32": "not bfloat16", "bfloat16": "bfloat16"}
 """The kernel tests in two processes, as `-k` has them."""
 STEPS, LONG = 20, 1000

@@ -86,7 +86,7 @@ def _measure_in_place(
     if fastest.keys() <= store.slowdown.keys():
         return
     times = times_in_place(device, graph, fastest, device.scratch_bytes)
-    store.add_slowdown({key: max(times[key] / a.ms, 1.0) for key, a in fastest.items() if a.ms})
+    store.add_slowdown({key: times[key] / a.ms for key, a in fastest.items() if a.ms})
 
 
 def _convolution(device: CudaDevice, graph: Graph, op: Op) -> tuple[Algorithm, ...]:

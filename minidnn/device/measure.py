@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
-from statistics import mean, median
+from statistics import fmean, median
 from time import perf_counter
 
 import ml_dtypes
@@ -25,6 +25,8 @@ COPY_BYTES = 128 * MiB
 """One copy of a link measurement: long against its latency, short against everything else."""
 DUPLEX = 0.7
 """Both directions at once count as duplex where each keeps this share of its rate."""
+ROUNDS = 3
+"""Iterations that are issued to see what a launch costs the host: the first one compiles, and a median forgets it."""
 ISSUES = 64
 """Events that are recorded to see what an action costs the host."""
 SETTLING = 0.8
@@ -70,18 +72,23 @@ def host_times(
     what a wait for the device adds (see `Profile`). Arguments and errors are those of `times_in_place`."""
     with _in_place(device, graph, algorithms, scratch) as launches:
         stream = device.stream("compute")
-        for launch in launches:  # what is compiled at first use is compiled
-            launch()
-        device.host_sync(stream)
-        at_once = mean(_host_ms(launch) for launch in launches)
-        device.host_sync(stream)
-        alone = []
-        for launch in launches:
-            alone.append(_host_ms(launch))
-            device.host_sync(stream)
+
+        def launch_ms(waiting: bool) -> float:
+            found: list[list[float]] = []
+            for _ in range(ROUNDS):
+                times = []
+                for launch in launches:
+                    times.append(_host_ms(launch))
+                    if waiting:
+                        device.host_sync(stream)
+                device.host_sync(stream)
+                found.append(times)
+            return fmean(map(median, zip(*found, strict=True)))
+
+        in_a_row, after_a_wait = launch_ms(waiting=False), launch_ms(waiting=True)
         action = median(_host_ms(lambda: device.record(stream)) for _ in range(ISSUES))
         waited = median(_host_ms(lambda: device.host_wait(device.record(stream))) for _ in range(ISSUES))
-    return at_once, action, max(mean(alone) - at_once, 0.0) + max(waited - action, 0.0)
+    return in_a_row, action, max(after_a_wait - in_a_row, 0.0) + max(waited - action, 0.0)
 
 
 def times_in_place(device: Device, graph: Graph, algorithms: Mapping[str, Algorithm], scratch: int) -> dict[str, float]:

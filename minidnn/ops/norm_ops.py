@@ -20,8 +20,8 @@ FETCHES = 4
 """Loads that a thread of reduction.cu has in flight."""
 FORWARD_PACKS, BACKWARD_PACKS = 4, 2
 """Packs that a thread of norm.cu normalizes."""
-LRN_RUN = 8
-"""Channels that a thread of norm.cu takes of a pixel."""
+LRN_RUN, LRN_RUN_BACK = 8, 32
+"""Channels that a thread of lrn.cu takes of a pixel, forward and backward."""
 
 
 class Channels(ctypes.Structure):
@@ -31,7 +31,7 @@ class Channels(ctypes.Structure):
 
 
 class Lrn(ctypes.Structure):
-    """Arguments of local response normalization, as in norm.cu."""
+    """Arguments of local response normalization, as in lrn.cu."""
 
     _fields_ = (
         *((n, c_int32) for n in ("C", "pixels", "size")), *((n, c_float) for n in ("alpha_over_size", "beta", "k"))
@@ -177,14 +177,15 @@ def _lrn(function: str, x: Array, layout: str, size: int, alpha: float, beta: fl
     return Lrn(c, h * w, size, alpha / size, beta, k), (blocks(h * w, 64), blocks(c, 32), min(n, 65535))
 
 
-def _lrn5(layout: str, size: int, *arrays: Array) -> tuple[str, Grid, tuple[object, ...]] | None:
-    """(variant, grid, how many there are of what) of the kernels for windows of 5; None where they do not fit."""
+def _lrn5(layout: str, size: int, run: int, *arrays: Array) -> tuple[str, Grid, tuple[object, ...]] | None:
+    """(variant, grid, how many there are of what) of the kernels for windows of 5; None where they do not fit.
+    In NCHW a thread takes `run` channels of a pixel."""
     x = arrays[0]
     n, c, h, w = x.shape4
     if size != 5:
         return None
     if layout == "nchw":
-        count = blocks(c, LRN_RUN) * h * w
+        count = blocks(c, run) * h * w
         return f"nchw_{x.code}", image_grid(count, n), (n, u32(count), FastDiv(h * w))
     width = 16 // x.itemsize
     packs = x.size // width
@@ -199,11 +200,11 @@ def local_response_norm_forward(
     """Y = X * scale^-beta; scale (float32, saved) = k + alpha / size * sum of X^2 over `size` channels."""
     layout = common_layout("local_response_norm_forward", x, y, scale)
     geometry, grid = _lrn("local_response_norm_forward", x, layout, size, alpha, beta, k)
-    usual = _lrn5(layout, size, x, y, scale)
+    usual = _lrn5(layout, size, LRN_RUN, x, y, scale)
     if usual:
         variant, grid, counts = usual
-        return on.bind("norm", f"lrn5_forward_{variant}", grid, BLOCK, x, y, scale, *counts, geometry)
-    return on.bind("norm", f"lrn_forward_{layout}_{x.code}", grid, BLOCK, x, y, scale, x.shape4[0], geometry)
+        return on.bind("lrn", f"lrn5_forward_{variant}", grid, BLOCK, x, y, scale, *counts, geometry)
+    return on.bind("lrn", f"lrn_forward_{layout}_{x.code}", grid, BLOCK, x, y, scale, x.shape4[0], geometry)
 
 
 def local_response_norm_backward(
@@ -213,8 +214,8 @@ def local_response_norm_backward(
     """dX from dY and what forward saved."""
     layout = common_layout("local_response_norm_backward", x, y, scale, dy, dx)
     geometry, grid = _lrn("local_response_norm_backward", x, layout, size, alpha, beta, k)
-    usual = _lrn5(layout, size, x, y, scale, dy, dx)
+    usual = _lrn5(layout, size, LRN_RUN_BACK, x, y, scale, dy, dx)
     if usual:
         variant, grid, counts = usual
-        return on.bind("norm", f"lrn5_backward_{variant}", grid, BLOCK, x, y, scale, dy, dx, *counts, geometry)
-    return on.bind("norm", f"lrn_backward_{layout}_{x.code}", grid, BLOCK, x, y, scale, dy, dx, x.shape4[0], geometry)
+        return on.bind("lrn", f"lrn5_backward_{variant}", grid, BLOCK, x, y, scale, dy, dx, *counts, geometry)
+    return on.bind("lrn", f"lrn_backward_{layout}_{x.code}", grid, BLOCK, x, y, scale, dy, dx, x.shape4[0], geometry)

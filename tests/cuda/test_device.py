@@ -197,9 +197,9 @@ def test_measured_times_order_the_plans() -> None:
         assert runtime.memory == {}
 
 
-@pytest.mark.parametrize(("in_place", "slowdown"), [(1.5, 1.5), (0.5, 1.0)])
+@pytest.mark.parametrize(("in_place", "slowdown"), [(1.5, 1.5), (0.5, 0.5)])
 def test_plans_are_as_slow_as_the_fastest_is_in_the_iteration(in_place: float, slowdown: float) -> None:
-    """Never faster: what is measured alone and what runs in the iteration differ by noise too."""
+    """Or as fast: where the clock was slower when they were measured alone."""
     from minidnn.graph.build import build
     from minidnn.graph.graph import Graph, Target
 

@@ -17,8 +17,8 @@ from minidnn.ops.kernels import Launcher
 from minidnn.ops.numpy_ops import OPS
 from minidnn.ops.plans import PADDED, PREPARED, UNFOLDED, PlanStore, Problem, kind_of
 from tests.cuda.fake import HostPlans
+from tests.cuda.parity import normal
 from tests.cuda.support import Emulated, Place, difference
-from tests.cuda.test_kernels import normal
 
 WINDOW: dict[str, Any] = {"stride": (2, 1), "padding": ((1, 1), (0, 2)), "dilation": (1, 1)}
 WIDTHS = {"float32": 4, "bfloat16": 8}

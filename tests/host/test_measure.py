@@ -67,7 +67,7 @@ def test_what_the_host_costs_is_launches_actions_and_what_a_wait_adds(monkeypatc
         monkeypatch.setattr(device, "host_wait", lambda event: clock.passes(0.004))
         found = measure.host_times(device, graph, {}, 1000)
         assert (device.memory_info().used, device.memory_info().pinned) == (0, 0)
-    first = 3 / len(graph.ops)  # of those in a row the first one follows a wait too
+    first = 3 / len(graph.ops)  # of those in a row the first one follows a wait too, but in the first round
     assert found == pytest.approx((10 + first, 2, 3 - first + 4))
 
 

@@ -1,0 +1,120 @@
+"""Pooling kernels against the host's ops: windows of all shapes, layouts, types, NaN.
+
+The kernels run emulated on the CPU in every test run, and on the GPU where there is one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minidnn.device.base import numpy_dtype
+from minidnn.errors import ShapeError
+from minidnn.ops import pool_ops
+from tests.cuda.parity import BOTH, LAYOUTS, NO_PADDING, TOLERANCE, normal, parity
+from tests.cuda.support import Place
+
+WINDOWS = {  # (N, C, H, W), kernel, stride, padding, dilation, output
+    "2x2": ((2, 16, 8, 12), (2, 2), (2, 2), NO_PADDING, (1, 1), (4, 6)),
+    "2x2, pairs of 4": ((2, 3, 4, 16), (2, 2), (2, 2), NO_PADDING, (1, 1), (2, 8)),
+    "2x2, odd": ((1, 5, 7, 9), (2, 2), (2, 2), NO_PADDING, (1, 1), (3, 4)),
+    "2x2, ceil": ((1, 8, 7, 9), (2, 2), (2, 2), NO_PADDING, (1, 1), (4, 5)),
+    "3x3 stride 2": ((2, 16, 9, 11), (3, 3), (2, 2), NO_PADDING, (1, 1), (4, 5)),
+    "3x3 stride 2, padded": ((2, 8, 8, 7), (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), (4, 4)),
+    "3x3 stride 2, ceil": ((1, 16, 8, 8), (3, 3), (2, 2), NO_PADDING, (1, 1), (4, 4)),
+    "3x3 stride 2, many planes": ((3, 15, 13, 13), (3, 3), (2, 2), NO_PADDING, (1, 1), (6, 6)),
+    "3x3 stride 2, large": ((1, 8, 65, 64), (3, 3), (2, 2), NO_PADDING, (1, 1), (32, 31)),
+    "2x2, padded to more windows": ((1, 2, 64, 64), (2, 2), (2, 2), ((1, 1), (1, 1)), (1, 1), (33, 33)),
+    "3x3 stride 1": ((2, 8, 7, 6), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), (7, 6)),
+    "3x3 stride 1, one row": ((2, 128, 1, 5), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), (1, 5)),
+    "3x3 stride 1, wide": ((2, 3, 18, 16), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), (18, 16)),
+    "3x3 stride 1, unpadded": ((1, 16, 6, 7), (3, 3), (1, 1), NO_PADDING, (1, 1), (4, 5)),
+    "3x2 stride 1": ((1, 8, 6, 5), (3, 2), (1, 1), ((1, 1), (1, 1)), (1, 1), (6, 6)),
+    "dilated": ((1, 3, 9, 9), (2, 3), (2, 1), ((1, 1), (1, 1)), (3, 2), (4, 7)),
+    "stride over window": ((1, 8, 9, 9), (2, 2), (3, 4), NO_PADDING, (1, 1), (3, 2)),
+}
+
+
+@BOTH
+@LAYOUTS
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("relu", [False, True])
+def test_max_pooling_and_its_gradient_are_the_hosts(
+    place: Place, window: str, layout: str, dtype: str, relu: bool
+) -> None:
+    shape, kernel, stride, padding, dilation, out = WINDOWS[window]
+    geometry: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+    x = np.round(normal(shape), 1).astype(numpy_dtype(dtype))  # rounded, so that windows have equal maxima
+    y_shape = (*shape[:2], *out)
+    forward = parity(
+        place, "max_pool2d_forward", {"x": x}, {"y": (y_shape, dtype), "index": (y_shape, "int8")}, layout, 0.0,
+        relu=relu, **geometry,
+    )  # fmt: skip
+    dy = normal(y_shape, dtype, 1)
+    saved = {"dy": dy, "index": forward["index"][0]}
+    parity(place, "max_pool2d_backward", saved, {"dx": (shape, dtype)}, layout, TOLERANCE[dtype], **geometry)
+    if not relu:  # the paper's graph saves X and Y
+        saved = {"dy": dy, "x": x, "y": forward["y"][0]}
+        parity(place, "max_pool2d_backward", saved, {"dx": (shape, dtype)}, layout, TOLERANCE[dtype], **geometry)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("window", ["2x2", "3x3 stride 2, padded", "3x2 stride 1"])
+def test_the_last_nan_of_a_window_is_its_maximum(place: Place, layout: str, window: str) -> None:
+    shape, kernel, stride, padding, dilation, out = WINDOWS[window]
+    x = normal(shape)
+    x[np.random.default_rng(1).random(shape) < 0.2] = np.nan
+    x[np.random.default_rng(2).random(shape) < 0.2] = -np.inf
+    outputs = {"y": ((*shape[:2], *out), "float32"), "index": ((*shape[:2], *out), "int8")}
+    parity(
+        place, "max_pool2d_forward", {"x": x}, outputs, layout, 0.0,
+        kernel=kernel, stride=stride, padding=padding, dilation=dilation, relu=True,
+    )  # fmt: skip
+
+
+def test_a_window_too_large_for_an_index_is_refused(place: Place) -> None:
+    x, y = place.empty((1, 1, 12, 12), "float32"), place.empty((1, 1, 1, 1), "float32")
+    index = place.empty((1, 1, 1, 1), "int8")
+    with pytest.raises(ShapeError, match=r"kernel is \(12, 12\).*at most 127"):
+        pool_ops.max_pool2d_forward(
+            place.context, x=x, y=y, index=index, kernel=(12, 12), stride=(1, 1), padding=NO_PADDING, dilation=(1, 1)
+        )
+
+
+@BOTH
+@LAYOUTS
+@pytest.mark.parametrize("include_pad", [True, False])
+@pytest.mark.parametrize("window", [w for w in WINDOWS if w != "dilated"] + ["whole image"])
+def test_average_pooling_and_its_gradient_are_the_hosts(
+    place: Place, window: str, layout: str, dtype: str, include_pad: bool
+) -> None:
+    if window == "whole image":
+        shape, kernel, stride, padding, out = (2, 8, 9, 7), (9, 7), (9, 7), NO_PADDING, (1, 1)
+    else:
+        shape, kernel, stride, padding, _, out = WINDOWS[window]
+    geometry: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding}
+    geometry["count_include_pad"] = include_pad
+    y_shape, tolerance = (*shape[:2], *out), TOLERANCE[dtype]
+    x = {"x": normal(shape, dtype)}
+    parity(place, "avg_pool2d_forward", x, {"y": (y_shape, dtype)}, layout, tolerance, **geometry)
+    gradient = {"dy": normal(y_shape, dtype), "mask": normal(shape, dtype, 3)}
+    parity(place, "avg_pool2d_backward", gradient, {"dx": (shape, dtype)}, layout, tolerance, **geometry)
+    del gradient["mask"]
+    parity(place, "avg_pool2d_backward", gradient, {"dx": (shape, dtype)}, layout, tolerance, **geometry)
+
+
+@BOTH
+@LAYOUTS
+@pytest.mark.parametrize(
+    "sizes", [((7, 7), (1, 1)), ((9, 10), (7, 7)), ((3, 5), (7, 6)), ((14, 13), (6, 6)), ((40, 41), (2, 1))]
+)
+def test_adaptive_average_pooling_is_the_hosts(
+    place: Place, sizes: tuple[tuple[int, int], tuple[int, int]], layout: str, dtype: str
+) -> None:
+    x_shape, y_shape = (2, 8, *sizes[0]), (2, 8, *sizes[1])
+    outputs = {"y": (y_shape, dtype)}
+    parity(place, "adaptive_avg_pool2d_forward", {"x": normal(x_shape, dtype)}, outputs, layout, TOLERANCE[dtype])
+    gradient = {"dy": normal(y_shape, dtype), "mask": normal(x_shape, dtype, 3)}
+    parity(place, "adaptive_avg_pool2d_backward", gradient, {"dx": (x_shape, dtype)}, layout, TOLERANCE[dtype])
