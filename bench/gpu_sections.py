@@ -69,16 +69,17 @@ def kernels(results: Path) -> str:
     """Our own CUDA kernels against the card's copy rate."""
     text = ""
     for file, found in files(results, "kernels-*.json"):
-        rows = found["kernels"]
+        rows = found["rows"].values()
         good = sum(row["share"] >= 0.8 for row in rows)
         right = "all right" if all(r["right"] for r in rows) else f"{sum(r['right'] for r in rows)} right"
+        rates = sorted({round(row["copy_GBps"]) for row in rows})
         text += (
             f"{len(rows)} cases, {right}; {good} reach 80 % or more of the card's copy rate, "
-            f"{found['copy_GBps']:.0f} GB/s read and written.\n\n"
+            f"{' to '.join(str(rate) for rate in (rates[0], rates[-1])[: len(rates)])} GB/s read and written.\n\n"
         )
         lines = [
-            [r["kernel"], f"{r['ms']:.4f}", f"{r['GB/s']:.0f}", f"{100 * r['share']:.0f} %", f"{r['error']:.1e}"]
-            for r in rows
+            [name, f"{r['ms']:.4f}", f"{r['GB/s']:.0f}", f"{100 * r['share']:.0f} %", f"{r['error']:.1e}"]
+            for name, r in found["rows"].items()
         ]
         text += table(["kernel", "ms", "GB/s", "of copy rate", "error"], lines) + origin(file, found, "kernels.py")
     return text

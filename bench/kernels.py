@@ -1,18 +1,19 @@
 """Each CUDA kernel at the sizes of real networks: right (against PyTorch), and how near to the card's copy rate.
 
-    python bench/kernels.py [--only NAME] [--out bench/results]
+    python bench/kernels.py [--only NAME] [--again]
 
 A kernel's rate counts the bytes that it must read and write, each once; what it moves may stay in the card's cache
 between launches where it is small. The yardstick is a device-to-device copy of 2 GiB on the same card in the same run.
-Prints a table and writes it to the output folder, named after the card.
+Prints a table and writes kernels-<card>.json to the output folder, after each row; rows that are there are not measured
+again unless `--again` is given.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.environment import describe
-from bench.kernel_cases import FAMILIES
+from bench.kernel_cases import FAMILIES, Case
+from bench.rows import RESULTS, Rows, card_of
 from minidnn.ops.context import Context
 from minidnn.ops.kernels import Kernels, Launcher
 
@@ -66,34 +67,24 @@ def copy_rate(repeats: int = 15) -> float:
     return statistics.median(rates)
 
 
-def measure(on: Context, stream: torch.cuda.Stream, only: str, rate: float) -> list[dict[str, Any]]:
-    """Run and time all cases whose name holds `only`."""
-    rows: list[dict[str, Any]] = []
-    for family in FAMILIES:
-        for case in family(on):
-            if only not in case.name:
-                continue
-            torch.cuda.synchronize()
-            case.launch()
-            torch.cuda.synchronize()
-            error = case.wrong()
-            ms = milliseconds(case.launch, stream)
-            reached = case.nbytes / ms * 1e3
-            rows.append({"kernel": case.name, "ms": ms, "MB": case.nbytes / 1e6, "GB/s": reached / 1e9,
-                         "share": reached / rate, "error": error, "right": error <= case.limit})  # fmt: skip
-            row = rows[-1]
-            flag = "" if row["right"] else "  WRONG"
-            numbers = f"{ms:8.4f} ms {row['GB/s']:7.0f} GB/s {row['share']:5.2f} {error:9.1e}{flag}"
-            print(f"{case.name:48s} {numbers}", flush=True)
-        torch.cuda.empty_cache()
-    return rows
+def measured(case: Case, stream: torch.cuda.Stream, rate: float) -> dict[str, Any]:
+    """A case's row; `rate`: bytes per second of the card's copy."""
+    torch.cuda.synchronize()
+    case.launch()
+    torch.cuda.synchronize()
+    error = case.wrong()
+    ms = milliseconds(case.launch, stream)
+    reached = case.nbytes / ms * 1e3
+    return {"ms": ms, "MB": case.nbytes / 1e6, "GB/s": reached / 1e9, "share": reached / rate, "copy_GBps": rate / 1e9,
+            "error": error, "right": error <= case.limit}  # fmt: skip
 
 
 def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure what is missing, print a line for each, write after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose name holds this text")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--again", action="store_true", help="measure again what the result file already has")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -102,13 +93,18 @@ def main() -> None:
     on = Context(Kernels(), stream.cuda_stream, (scratch.data_ptr(), scratch.numel()))
     card, rate = torch.cuda.get_device_name(), copy_rate()
     print(f"{card}, copy {rate / 1e9:.0f} GB/s (read + write)", flush=True)
-    rows = measure(on, stream, arguments.only, rate)
-    good = sum(r["share"] >= 0.8 for r in rows)
-    print(f"{sum(r['right'] for r in rows)} of {len(rows)} right, {good} at 80 % of the copy rate or more")
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    target = arguments.out / f"kernels-{card.replace(' ', '-')}.json"
-    result = {"card": card, "environment": describe("cupy-cuda13x", "torch"), "copy_GBps": rate / 1e9, "kernels": rows}
-    target.write_text(json.dumps(result, indent=1) + "\n")
+    rows = Rows(f"kernels-{card_of(card)}.json", arguments.out, arguments.again)
+    rows.head = {"card": card}
+    for family in FAMILIES:
+        for case in family(on):
+            if arguments.only in case.name and rows.wanted(case.name):
+                row = rows.measure(case.name, partial(measured, case, stream, rate))
+                numbers = f"{row['ms']:8.4f} ms {row['GB/s']:7.0f} GB/s {row['share']:5.2f} {row['error']:9.1e}"
+                print(f"{case.name:48s} {numbers}{'' if row['right'] else '  WRONG'}", flush=True)
+        torch.cuda.empty_cache()
+    found = rows.rows.values()
+    good = sum(row["share"] >= 0.8 for row in found)
+    print(f"{sum(row['right'] for row in found)} of {len(found)} right, {good} at 80 % of the copy rate or more")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.environment import ROOT
 from bench.sections import rewritten
+from minidnn.device.cuda import PRECISIONS
 from minidnn.device.open import open_device
 from minidnn.errors import DeviceError
 
@@ -65,9 +66,9 @@ STEPS = (
     Step("compress", gpu=True),
     Step("peers", gpu=True),
     Step("peers", ("--peers", "out-of-core", "--networks", "vgg16:256", "--precisions", "fp32", "bf16"), gpu=True),
-    *(modes("vgg16:256", precision) for precision in ("fp32", "tf32", "bf16")),
-    modes("alexnet:256", "fp32"), modes("table3:256", "fp32", "paper"), modes("vgg116:32", "fp32"),
-    modes("vgg191:32", "fp32"),
+    *(modes(network, precision) for network in ("vgg16:256", "vgg16:64", "alexnet_tv:256") for precision in PRECISIONS),
+    modes("table3:256", "fp32", "paper"), modes("vgg116:32", "fp32"), modes("vgg191:32", "fp32"),
+    modes("vgg191:96", "fp32"), modes("vgg16:2560", "bf16"),
     Step("tradeoff"), Step("figures"),
 )  # fmt: skip
 """In the order in which they run."""

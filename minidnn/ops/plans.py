@@ -28,7 +28,7 @@ BATCHED = ("x", "y", "dy", "dx", "mask")
 """Operands whose first axis is the batch's."""
 SPLITS = (4, 16)
 """Into at most so many parts a batch is split. cuDNN's Winograd and FFT engines want workspaces in proportion to it."""
-FORMAT = 5
+FORMAT = 6
 """Of the store: one that knows no unfolded plans is looked at as if there were none."""
 
 
@@ -185,10 +185,15 @@ class Problem:
         return 2 * n * p * q * w.size
 
 
+HostCosts = tuple[float, float, float]
+"""ms: `Profile`'s launch_ms, action_ms, wake_ms."""
+
+
 class PlanStore:
     """What was measured on a card, on disk: per convolution the plans and the compiled form of slow ones (`entries`),
     the ms of other ops by their profile key (`times`), how many times as long a convolution takes in an iteration
-    (`slowdown`, by profile key), what the host costs (`host`: `Profile`'s launch_ms, action_ms, wake_ms), and the link.
+    (`slowdown`, by profile key), what the host costs in a network
+    (`host`, by the network's digest: `Profile`'s launch_ms, action_ms, wake_ms), and the link.
 
     One file per card and library version; a damaged file counts as empty. `kernels` says which sources our own kernels
     have: `times` of others are forgotten.
@@ -200,7 +205,7 @@ class PlanStore:
         self.entries: dict[str, list[dict[str, Any]]] = {}
         self.times: dict[str, float] = {}
         self.slowdown: dict[str, float] = {}
-        self.host: tuple[float, float, float] | None = None
+        self.host: dict[str, HostCosts] = {}
         self.link: Link | None = None
         self.changed = False
         if path is not None and path.exists():
@@ -210,8 +215,8 @@ class PlanStore:
                     raise ValueError(text["format"])
                 link = Link(**text["link"]) if text["link"] else None
                 times = {str(key): float(ms) for key, ms in text["times"].items()}
-                launch_ms, action_ms, wake_ms = map(float, text["host"] or (0, 0, 0))
-                self.host, self.link = (launch_ms, action_ms, wake_ms) if text["host"] else None, link
+                self.host = {str(key): (float(a), float(b), float(c)) for key, (a, b, c) in text["host"].items()}
+                self.link = link
                 self.slowdown = {str(key): float(factor) for key, factor in text["slowdown"].items()}
                 self.times = times if text.get("kernels", "") == kernels else {}
                 self.entries = dict(text["plans"])
@@ -221,9 +226,9 @@ class PlanStore:
         self.times |= times
         self.changed = True
 
-    def add_host(self, launch_ms: float, action_ms: float, wake_ms: float) -> None:
-        """Keep what the host costs, in ms; see `Profile`."""
-        self.host = launch_ms, action_ms, wake_ms
+    def add_host(self, network: str, costs: HostCosts) -> None:
+        """Keep what the host costs in a network."""
+        self.host[network] = costs
         self.changed = True
 
     def add_slowdown(self, slowdown: Mapping[str, float]) -> None:

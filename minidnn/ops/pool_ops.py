@@ -11,7 +11,7 @@ from ctypes import c_int32
 from minidnn.errors import ShapeError
 from minidnn.ops.array import Array, common_layout, suffix, vector
 from minidnn.ops.context import Context
-from minidnn.ops.kernels import BLOCK, THREADS, FastDiv, Grid, Launcher, Split, Strides, blocks, image_grid, u32
+from minidnn.ops.kernels import BLOCK, THREADS, FastDiv, Launcher, Split, Strides, blocks, image_grid, u32
 
 Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]
@@ -22,21 +22,6 @@ class Pool(ctypes.Structure):
     """Geometry of max-pooling, as in pooling.cu."""
 
     _fields_ = tuple((name, c_int32) for name in (*_SIZES, "dilation_h", "dilation_w"))
-
-
-class Planes(ctypes.Structure):
-    """Geometry of max-pooling by whole planes, as in planes.cu."""
-
-    _fields_ = (
-        *((name, c_int32) for name in ("H", "W", "P", "Q", "pad_h", "pad_w")), ("each", u32), ("total", u32),
-        *((name, FastDiv) for name in ("windows", "by_Q", "tiles", "tiles_w")),
-    )
-
-
-PLANE_PIXELS, PLANE_WINDOWS = 4096, 1024
-"""What a block's planes may have, as in planes.cu."""
-PIXELS_PER_BLOCK = 2048
-"""Of smaller planes a block takes as many as have so many pixels."""
 
 
 class Average(ctypes.Structure):
@@ -78,21 +63,6 @@ def _pairs(
     return 0
 
 
-def _planes(x: Array, y: Array, padding: Padding) -> tuple[Planes, Grid] | None:
-    """Max-pooling of X [N,C,H,W] to Y by whole planes, 2 x 2 pixels per tile; None: they are too large."""
-    n, c, h, w = x.shape4
-    _, _, p, q = y.shape4
-    if h * w > PLANE_PIXELS or p * q > PLANE_WINDOWS:
-        return None
-    each = max(min(PIXELS_PER_BLOCK // (h * w), PLANE_WINDOWS // (p * q)), 1)
-    (pad_h, _), (pad_w, _) = padding
-    rows, columns = (h + pad_h + 1) // 2, (w + pad_w + 1) // 2
-    geometry = Planes(
-        h, w, p, q, pad_h, pad_w, each, n * c, FastDiv(p * q), FastDiv(q), FastDiv(rows * columns), FastDiv(columns)
-    )  # fmt: skip
-    return geometry, (blocks(n * c, each), 1, 1)
-
-
 def _split(layout: str, width: int, c: int, h: int, w: int) -> tuple[Split, int]:
     """The decoding of an image's flat index, and how many indices there are."""
     if layout == "nhwc":
@@ -119,11 +89,6 @@ def max_pool2d_forward(
             )  # fmt: skip
     width = vector(c, x, y) if layout == "nhwc" and (index is None or index.aligned(16 // x.itemsize)) else 1
     window = _window(kernel, stride, dilation) if layout == "nchw" or width > 1 else ""
-    planes = _planes(x, y, padding) if layout == "nchw" and window else None
-    if planes:
-        geometry, grid = planes
-        name = f"max_pool_forward_planes_{x.code}{window}"
-        return on.bind("planes", name, grid, BLOCK, x, y, index, geometry, relu)
     split, count = _split(layout, width, c, p, q)
     return on.bind(
         "pooling", f"max_pool_forward_{layout}_{suffix(x.code, width)}{window}", image_grid(count, n), BLOCK,
@@ -160,10 +125,6 @@ def max_pool2d_backward(
             )  # fmt: skip
     width = vector(c, dy, dx) if layout == "nhwc" and index.aligned(16 // dy.itemsize) else 1
     window = _window(kernel, stride, dilation) if layout == "nchw" or width > 1 else ""
-    planes = _planes(dx, dy, padding) if layout == "nchw" and window else None
-    if planes:
-        name, (shape, grid) = f"max_pool_backward_planes_{dy.code}{window}", planes
-        return on.bind("planes", name, grid, BLOCK, dy, index, dx, shape)
     name = f"max_pool_backward_{layout}_{suffix(dy.code, width)}{window}"
     split, count = _split(layout, width, c, h, w)
     if window:  # a thread takes the 2 x 2 pixels that begin with its window's first one

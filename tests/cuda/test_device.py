@@ -261,3 +261,27 @@ def test_a_machine_without_cuda_says_what_is_missing() -> None:
 def test_double_precision_is_refused() -> None:
     with pytest.raises(ArgumentError, match="precision is 'fp64'; on CUDA it must be one of fp32, tf32, bf16"):
         CudaDevice(precision="fp64")
+
+
+def test_what_the_host_costs_is_measured_once_per_network_whatever_its_memory_mode() -> None:
+    from minidnn.graph.build import build
+    from minidnn.graph.graph import Graph, Target
+
+    target = Target("native", "tf32", "NHWC")
+    sgd = optim.SGD(0.1, momentum=0.9)
+    graph, other, small = (
+        build(network(), nn.CrossEntropyLoss(), (n, 3, 12, 12), target, optimizer=sgd, update=update)
+        for n, update in ((4, "at-end"), (4, "per-layer"), (2, "at-end"))
+    )
+    asked: list[Graph] = []
+
+    def host_times(_: CudaDevice, graph: Graph, ways: object, scratch: int) -> tuple[float, float, float]:
+        asked.append(graph)
+        return 0.25 * len(asked), 0.125, 0.5
+
+    with fake_cuda() as (device, _), patch("minidnn.device.cuda_profile.host_times", host_times):
+        found = [device.profile(g) for g in (graph, other, small, graph)]
+    assert asked == [graph, small]
+    assert [(p.launch_ms, p.action_ms, p.wake_ms) for p in found] == [
+        (launch, 0.125, 0.5) for launch in (0.25, 0.25, 0.5, 0.25)
+    ]

@@ -369,18 +369,18 @@ def test_times_of_other_kernels_are_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "plans.json"
     store = PlanStore(path, "old")
     store.add_times({"max_pool2d_forward": 0.5})
-    store.add_host(0.01, 0.005, 0.02)
+    store.add_host("net", (0.01, 0.005, 0.02))
     store.put("conv", (Algorithm("eng0", 0, 1.0),), {})
     store.save()
     assert PlanStore(path, "old").times == {"max_pool2d_forward": 0.5}
     newer = PlanStore(path, "new")
-    assert (newer.times, newer.host, newer.algorithms("conv")[0].ms) == ({}, (0.01, 0.005, 0.02), 1.0)
+    assert (newer.times, newer.host, newer.algorithms("conv")[0].ms) == ({}, {"net": (0.01, 0.005, 0.02)}, 1.0)
 
 
 def test_a_damaged_store_counts_as_empty_and_so_does_an_older_one(tmp_path: Path) -> None:
     path = tmp_path / "plans.json"
-    wrong_link = '{"format": 5, "host": [1, 1, 1], "times": {}, "slowdown": {}, "link": {"up": 1}, "plans": {}}'
-    older = '{"format": 4, "host": [1, 1], "times": {"a": 1}, "slowdown": {}, "link": null, "plans": {"b": []}}'
+    wrong_link = '{"format": 6, "host": {"a": [1, 1, 1]}, "times": {}, "slowdown": {}, "link": {"up": 1}, "plans": {}}'
+    older = '{"format": 5, "host": [1, 1, 1], "times": {"a": 1}, "slowdown": {}, "link": null, "plans": {"b": []}}'
     for text in ("{", "[]", '{"plans": {}}', wrong_link, older):
         path.write_text(text)
         store = PlanStore(path)
