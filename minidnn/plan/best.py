@@ -28,8 +28,10 @@ from minidnn.profile.profile import Algorithm
 from minidnn.units import round_up
 
 POLICIES = (greedy_options, threshold_options, dynprog_options, autoswap_options)
-SMALLER = (1.0, 0.97, 0.93, 0.88)
-"""Shares of the pool for which better sets are looked for."""
+POOLS = ((1.0, 1.0), (1.0, 0.9), (0.97, 1.0), (0.93, 1.0), (0.88, 1.0))
+POOLS_LONG = ((1.0, 1.0), (1.0, 0.9), (0.88, 1.0))
+"""Shares of the pool, and of the link's rates, for which better sets are looked for (and with LONG ops). The clock does
+not see what a placement costs; sets that leave some room, or the link some time, bear it better."""
 LEADERS = 3
 """So many of the fastest plans are improved."""
 GUESSES = 3
@@ -43,36 +45,35 @@ def best(request: Request) -> Proposals:
     if request.pool is None:
         yield keep(request)
         return
-    search = _weighed(Search(request, request.pool))
-    if search.ms > search.outline.floor_ms * NEAR:
-        _improve(search)
+    search = _looked(Search(request, request.pool))
     fastest = yield from search.plans()
     yield from _with_waits(search, fastest)
-    yield from search.early(fastest, _weighed)
+    yield from search.early(fastest, _looked)
 
 
-def _weighed(search: Search) -> Search:
-    """The search, once it has seen what every other policy weighs."""
+def _looked(search: Search) -> Search:
+    """The search, once it has seen what every other policy weighs, and improved it."""
     for options in POLICIES:
         search.join(searched(search.apart(), options))
     search.join(tflms_searched(search.apart()))
+    if search.ms > search.outline.floor_ms * NEAR:
+        _improve(search)
     return search
 
 
 def _improve(search: Search) -> None:
-    """What local search makes of the leaders and of some guesses, in the whole pool and, where a placement needs
-    freedom, in part of it."""
+    """What local search makes of the leaders and of some guesses."""
     outline, random = search.outline, Random(0)
     search.effort = EFFORT if len(outline.ways) < LONG else EFFORT_LONG
     fixed = {"p": outline.fastest, "m": outline.smallest}.get(search.request.mode.rule)
     guesses = [[m for m in outline.worthwhile if random.random() < (k + 1) / GUESSES] for k in range(GUESSES)]
-    for share in SMALLER if len(outline.ways) < LONG else SMALLER[::3]:
+    for share, rate in POOLS if len(outline.ways) < LONG else POOLS_LONG:
         pool = int(search.pool * share)
-        near = Neighbourhood(outline, pool, fixed)
+        near = Neighbourhood(outline.with_link(rate), pool, fixed)
         options = [(offload, fixed or outline.within(pool, outline.without(offload))) for offload in guesses]
         starts = search.fastest[:LEADERS] + arranged(outline, options, pool)
         found = [a for a in map(near.improve, starts) if a is not None]
-        search.among(sorted(found, key=lambda a: a.ms), LEADERS)
+        search.among(arranged(outline, [(a.offload, a.algorithms) for a in found], pool), LEADERS)
 
 
 def _with_waits(search: Search, best: float) -> Proposals:

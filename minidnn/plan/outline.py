@@ -8,7 +8,7 @@ holds for any graph and not only for the paper's chain.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from math import inf
@@ -86,6 +86,11 @@ class Outline:
         from minidnn.plan.moments import Clock
 
         return Clock(self)
+
+    def with_link(self, share: float) -> Outline:
+        """The same where copies run at that share of the link's rates."""
+        link = replace(self.link, d2h=share * self.link.d2h, h2d=share * self.link.h2d)
+        return self if share == 1 else replace(self, link=link)
 
     @cached_property
     def worthwhile(self) -> tuple[Movable, ...]:
