@@ -15,12 +15,26 @@ COLUMNS = (
 )  # fmt: skip
 """Modes and budgets of the short table; rows that a file does not have leave their column out."""
 
+PRECISIONS = ("fp32", "tf32", "bf16")
+HEURISTICS = " heuristics"
+"""Ends the name of a peer that takes cuDNN's own choice of algorithms."""
+
+
+def in_order(rows: Iterable[Result]) -> list[Result]:
+    """Rows of the modes bench by network, batch and precision, whenever they were measured."""
+
+    def key(row: Result) -> tuple[str, int, int, str]:
+        model, _, batch = row["network"].rpartition(":")
+        return model, int(batch), PRECISIONS.index(row["precision"]), row["target"]
+
+    return sorted(rows, key=key)
+
 
 def modes(results: Path) -> str:
     """README: what a mode costs, one line for each network and precision."""
     text = ""
     for file, found in files(results, "modes-*.json"):
-        rows = {(setting(r), r["mode"], r["budget"]): r for r in found["rows"].values()}
+        rows = {(setting(r), r["mode"], r["budget"]): r for r in in_order(found["rows"].values())}
         columns = [c for c in COLUMNS if any(key[1:] == c for key in rows)]
         lines = [
             [name, *(mode_cell(rows.get((name, *column))) for column in columns)]
@@ -38,7 +52,7 @@ def all_modes(results: Path) -> str:
     for file, found in files(results, "modes-*.json"):
         text += heading(f"Memory modes on {found['card']}")
         text += pictures(results, file, found["rows"].values(), "../bench/results")
-        for name, rows in groupby(found["rows"].values(), key=setting):
+        for name, rows in groupby(in_order(found["rows"].values()), key=setting):
             lines = [
                 [f"`{r['mode']}`", r["budget"] or "-", milliseconds(r.get("ms")),
                  f"{r['images_per_s']:.0f}" if r["fits"] else "-",
@@ -57,11 +71,17 @@ def peers(results: Path) -> str:
     """minidnn beside PyTorch: a line for each network and precision, a column for each way to train."""
     text = ""
     for file, found in files(results, "peers-*.json"):
-        cells = {tuple(key.split(": ", 1)): row for key, row in found["rows"].items()}
+        cells: dict[tuple[str, str], str] = {}
+        for key, row in sorted(found["rows"].items(), key=lambda item: HEURISTICS in item[0]):
+            network, _, way = key.partition(": ")
+            mark = " ¹" if HEURISTICS in way else ""
+            cells.setdefault((network, way.removesuffix(HEURISTICS)), peer_cell(row) + mark)
         networks, ways = (list(dict.fromkeys(key[k] for key in cells)) for k in (0, 1))
         names = [way.replace("torch", "PyTorch", 1) if way.startswith("torch") else f"minidnn `{way}`" for way in ways]
-        lines = [[network, *(peer_cell(cells.get((network, way))) for way in ways)] for network in sorted(networks)]
-        text += table(["", *names], lines) + origin(file, found, "peers.py")
+        lines = [[network, *(cells.get((network, way), "-") for way in ways)] for network in sorted(networks)]
+        text += table(["", *names], lines)
+        text += "¹ without `cudnn.benchmark`\n\n" if any("¹" in cell for cell in cells.values()) else ""
+        text += origin(file, found, "peers.py")
     return text
 
 
@@ -179,11 +199,9 @@ def mode_cell(row: Result | None) -> str:
     return f"{format_ms(row['ms'])} ms, {row['peak_bytes'] / GiB:.1f} GiB"
 
 
-def peer_cell(row: Result | None) -> str:
+def peer_cell(row: Result) -> str:
     """Time and memory. PyTorch's time includes the copy of the batch, as ours does; its memory is what it has in use
     once its allocator has given back what choosing algorithms took."""
-    if row is None:
-        return "-"
     nbytes = row.get("steady_peak_bytes", row["peak_bytes"])
     return f"{format_ms(row.get('ms_with_copy', row['ms']))} ms, {nbytes / GiB:.1f} GiB"
 

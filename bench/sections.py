@@ -213,8 +213,8 @@ fragments; minidnn places them all beforehand.""", memory),
         ("**Planners**: time over the lower bound, mean over the budgets that a policy can keep (how many), simulated.",
          planners),
         ("**Memory modes on a GPU**: time of an iteration, and device memory in use at most.", modes),
-        ("""**Beside PyTorch** on the same card, in one run: an iteration with the copy of its batch, and device memory
-in use at most.""", peers),
+        ("""**Beside PyTorch** on the same card: an iteration with the copy of its batch, and device memory in use at
+most.""", peers),
     ),
     "planners": (
         ("""Mean of time over the bound over the budgets that a policy fits (in parentheses how many those are), at how
@@ -239,7 +239,7 @@ Time over the lower bound, mean over the budgets that a policy can keep (how man
         ("## Memory modes on a GPU", all_modes),
         ("""## Beside PyTorch
 
-The same networks on the same card in one run: an iteration with the copy of its batch, and device memory in use at
+The same networks on the same card: an iteration with the copy of its batch, and device memory in use at
 most.""", peers),
         ("## Compressed pinned buffers", compression),
         ("## What holds on a GPU", checks),

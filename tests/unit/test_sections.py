@@ -56,8 +56,8 @@ def test_a_line_for_each_network_and_a_column_for_each_mode_that_has_rows(tmp_pa
     text = modes(tmp_path)
     assert cells(text) == [
         ["network, batch", "`base(p)`", "`best` in 60%"],
-        ["vgg16 (64), fp32, native", "50.00 ms, 2.0 GiB", "60.00 ms, 2.0 GiB"],
         ["alexnet (256), bf16, native", "does not fit", "-"],
+        ["vgg16 (64), fp32, native", "50.00 ms, 2.0 GiB", "60.00 ms, 2.0 GiB"],
     ]
     assert "A Card, a processor (2 cores), Python 3.12, numpy 2.4; 2026-01-02; commit 0123456789+" in text
 
@@ -112,6 +112,33 @@ def test_pytorchs_time_has_the_batchs_copy_and_its_memory_is_the_steady_one(tmp_
         ["vgg16 batch 64 bf16", "-", "20.00 ms, 2.0 GiB"],
         ["vgg16 batch 64 fp32", "50.00 ms, 3.0 GiB", "52.00 ms, 4.0 GiB"],
     ]
+
+
+def test_a_peer_with_cudnns_own_algorithms_stands_in_for_one_that_tried_them_all(tmp_path: Path) -> None:
+    def row(ms: float) -> dict[str, Any]:
+        return {"ms": ms, "peak_bytes": GIB, "environment": HERE}
+
+    rows = {
+        "vgg16 batch 64 fp32: torch compile heuristics": row(70.0), "vgg16 batch 64 tf32: torch compile": row(50.0),
+        "vgg16 batch 64 tf32: torch compile heuristics": row(60.0),
+    }  # fmt: skip
+    write(tmp_path, "peers-X.json", {"card": "X", "rows": rows})
+    text = peers(tmp_path)
+    assert cells(text) == [
+        ["", "PyTorch compile"],
+        ["vgg16 batch 64 fp32", "70.00 ms, 1.0 GiB ¹"],
+        ["vgg16 batch 64 tf32", "50.00 ms, 1.0 GiB"],
+    ]
+    assert "\n¹ without `cudnn.benchmark`\n" in text
+
+
+def test_rows_that_were_measured_later_stand_with_their_network(tmp_path: Path) -> None:
+    rows = [mode_row("base(p)"), mode_row("base(p)", precision="bf16"), mode_row("keep(p)"),
+            mode_row("base(p)", network="vgg16:8", batch=8)]  # fmt: skip
+    write(tmp_path, "modes-X.json", {"card": "X", "rows": {str(i): row for i, row in enumerate(rows)}})
+    assert re.findall(r"vgg16 \(\d+\), \w+|`\w+\(p\)`", all_modes(tmp_path)) == [
+        "vgg16 (8), fp32", "`base(p)`", "vgg16 (64), fp32", "`base(p)`", "`keep(p)`", "vgg16 (64), bf16", "`base(p)`",
+    ]  # fmt: skip
 
 
 def test_planners_that_never_fit_have_a_dash(tmp_path: Path) -> None:
