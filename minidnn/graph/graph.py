@@ -8,7 +8,7 @@ from functools import cached_property
 
 from minidnn.arguments import choice
 from minidnn.graph.op import Op
-from minidnn.graph.tensor import PERSISTENT_ROLES, Role, Tensor
+from minidnn.graph.tensor import FROM_HOST, PERSISTENT_ROLES, Role, Tensor
 
 _ACTIVATION_DTYPE = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp64": "float64"}
 PRECISIONS = tuple(_ACTIVATION_DTYPE)
@@ -99,6 +99,19 @@ class Graph:
             for name in op.tensors:
                 uses[name].append(i)
         return {name: tuple(at) for name, at in uses.items()}
+
+    @cached_property
+    def on_host(self) -> Mapping[str, str]:
+        """Tensors whose bytes the host has during the whole iteration -> the field of the batch slot that has them:
+        what comes from there, and a copy of the input that is nothing but that."""
+        found = {name: name for name, tensor in self.tensors.items() if tensor.role in FROM_HOST}
+        for op in self.ops:
+            if op.kind == "cast":
+                (_, x), (_, y) = op.reads[0], op.writes[0]
+                writers = [i for i in self.uses[y] if y in (name for _, name in self.ops[i].writes)]
+                if x in found and len(writers) == 1 and self.tensors[y].lies_like(self.tensors[x]):
+                    found[y] = found[x]
+        return found
 
     def is_persistent(self, name: str) -> bool:
         """Whether the tensor outlives the iteration: weights, statistics, optimizer state, scalars; and weight

@@ -30,6 +30,9 @@ PERSISTENT_ROLES = frozenset(
 """Roles whose tensors have a fixed place for good, in every memory mode: what outlives an iteration, and the few bytes
 of labels, scalars and loss. (A batch's own mean and variance are a MASK.)"""
 
+FROM_HOST = (Role.SCALARS, Role.INPUT, Role.LABEL)
+"""Roles of what every iteration gets from its batch slot, in this order."""
+
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "int8": 1, "uint8": 1, "int64": 8}
 
 
@@ -59,6 +62,11 @@ class Tensor:
             step *= self.shape[axis]
         object.__setattr__(self, "strides", tuple(strides))
         object.__setattr__(self, "nbytes", prod(self.shape) * ITEM_BYTES[self.dtype])
+
+    def lies_like(self, other: Tensor) -> bool:
+        """Whether equal values of both are the same bytes."""
+        steps = zip(self.shape, self.strides, other.strides, strict=False)
+        return self.dtype == other.dtype and self.shape == other.shape and all(n == 1 or a == b for n, a, b in steps)
 
     @property
     def size(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from minidnn.codec import estimate_nbytes
 from minidnn.codec.rates import MEASURED, CodecRates
 from minidnn.graph.graph import Graph
-from minidnn.graph.tensor import ITEM_BYTES, Role
+from minidnn.graph.tensor import ITEM_BYTES
 from minidnn.plan.plan import Plan
 
 COMPRESSION = ("off", "all", "auto")
@@ -33,7 +33,7 @@ def word_bytes(item_bytes: int) -> int:
 def compressible(graph: Graph, plan: Plan) -> tuple[str, ...]:
     """The offloaded tensors that can be compressed: all but the batch, which stays where the host has it."""
     tensors = [graph.tensors[name] for name in plan.offload if graph.first_backward_use(name) >= 0]
-    return tuple(t.name for t in tensors if t.role is not Role.INPUT and word_bytes(ITEM_BYTES[t.dtype]))
+    return tuple(t.name for t in tensors if t.name not in graph.on_host and word_bytes(ITEM_BYTES[t.dtype]))
 
 
 def compressed(

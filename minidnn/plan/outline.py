@@ -39,7 +39,7 @@ class Movable:
     """A tensor that backward reads again after a while. Ops by index.
 
     `nbytes` are those of the pool (rounded), `out_bytes` and `in_bytes` those of its copies: the network's input is
-    never copied out, the host still has it. Made by op `made` (-1: it comes from the host), last read in forward by
+    never copied out, the host still has it. Made by op `made` (-1: the host has it), last read in forward by
     `left`, needed again by op `needed`.
     """
 
@@ -262,8 +262,9 @@ def _movable(graph: Graph) -> list[Movable]:
         left, needed = graph.last_forward_use(name), graph.first_backward_use(name)
         if left < 0 or needed <= left + 1:
             continue
-        writers = (i for i in graph.uses[name] if i <= left and name in (t for _, t in graph.ops[i].writes))
-        made = max(writers, default=-1)
-        out = 0 if tensor.role is Role.INPUT else tensor.nbytes
+        made, out = -1, 0
+        if name not in graph.on_host:
+            made = max(i for i in graph.uses[name] if i <= left and name in (t for _, t in graph.ops[i].writes))
+            out = tensor.nbytes
         found.append(Movable(name, round_up(tensor.nbytes, GRANULARITY), out, tensor.nbytes, made, left, needed))
     return sorted(found, key=lambda m: (m.made, m.left, m.name))

@@ -12,7 +12,7 @@ An allocation, a write and a free all change bytes; a read does not. Two accesse
 from __future__ import annotations
 
 from minidnn.errors import ScheduleError
-from minidnn.graph.tensor import Role
+from minidnn.graph.tensor import FROM_HOST, Role
 from minidnn.schedule.actions import (
     COMPUTE,
     H2D,
@@ -40,8 +40,6 @@ __all__ = ["Finding", "check", "verify"]
 
 ITERATIONS = 2
 """Conflicts between iterations k and k + 2 follow: an action is ordered behind itself one iteration earlier."""
-FROM_HOST = frozenset({Role.INPUT, Role.LABEL, Role.SCALARS})
-"""Roles of the tensors that every iteration gets from its batch slot."""
 ON_DEMAND = frozenset({"codec", "cancelled"})
 """Kinds of lanes that the next iteration enters only behind a copy of its own."""
 HAZARDS = {
@@ -127,10 +125,7 @@ class Walk:
     def _outlives(self, name: str) -> bool:
         """Whether the value goes on into the next iteration: weights do, this batch's labels and loss do not."""
         tensor = self.graph.tensors.get(name)
-        return tensor is not None and self.graph.is_persistent(name) and tensor.role not in FROM_HOST | {Role.LOSS}
-
-    def _from_host(self, name: str) -> bool:
-        return self._role(name) in FROM_HOST
+        return tensor is not None and self.graph.is_persistent(name) and tensor.role not in (*FROM_HOST, Role.LOSS)
 
     def _role(self, name: str) -> Role | None:
         tensor = self.graph.tensors.get(name)
@@ -308,11 +303,11 @@ class Walk:
             self._read(at, place)
         contents = {place.content for place in places}
         held = contents.pop() if len(contents) == 1 else None
-        from_host = self._from_host(buffer.tensor)
-        if from_host != (source.kind == "slot") or (from_host and source.name != buffer.tensor):
+        field = self.graph.on_host.get(buffer.tensor)
+        if (field is not None) != (source.kind == "slot") or (field is not None and source.name != field):
             self.findings.add("slot", f"{{0}} takes {buffer.tensor} from {source.name} in {source.kind} memory", at)
-        elif from_host:
-            held = Content(buffer.tensor, self.iteration, 0)
+        elif field is not None:
+            held = Content(buffer.tensor, self.iteration, self.versions.last.get(buffer.tensor, 0))
         elif held is None or (held.tensor, held.iteration, held.copied_to) != (buffer.tensor, self.iteration, source):
             self.findings.add("pinned", f"{{0}} brings in bytes that are not this iteration's {buffer.tensor}", at)
         self._change(at, target, "write")

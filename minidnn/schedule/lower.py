@@ -12,7 +12,6 @@ from functools import cached_property
 from itertools import count
 
 from minidnn.graph.graph import Graph
-from minidnn.graph.tensor import Role
 from minidnn.memory.place import EFFORT, lower_bound, place
 from minidnn.memory.sizing import smallest_pool
 from minidnn.plan.plan import Plan
@@ -174,7 +173,7 @@ class Walk:
         """These offloaded tensors are not read again before backward."""
         for name in names:
             buffer = self.live.pop(name)
-            if self.graph.tensors[name].role is Role.INPUT or self.plan.sync == "both":
+            if name in self.graph.on_host or self.plan.sync == "both":
                 self._free([buffer])
             else:
                 self._release(buffer)
@@ -263,7 +262,7 @@ class Walk:
         return tuple(token for _, token in hit)
 
     def _from_slot(self, name: str) -> None:
-        self._copy_in(name, HostRange("slot", name, 0, self.graph.tensors[name].nbytes))
+        self._copy_in(name, HostRange("slot", self.graph.on_host[name], 0, self.graph.tensors[name].nbytes))
 
     def _copy_in(self, name: str, source: HostRange) -> None:
         buffer = self.live[name]
@@ -285,7 +284,7 @@ class Walk:
 
     def _bring(self, name: str) -> None:
         """The copy-in of an offloaded tensor."""
-        if self.graph.tensors[name].role is Role.INPUT:
+        if name in self.graph.on_host:
             self._from_slot(name)
             return
         self._copy_in(name, self.codecs.source(name) if self.codecs else self.pinned[name])
@@ -296,7 +295,7 @@ class Walk:
         return self.codecs is not None and self.codecs.waits_for_slot(name)
 
     def _copy_out(self, name: str, target: HostRange | None = None) -> None:
-        if self.graph.tensors[name].role is Role.INPUT:
+        if name in self.graph.on_host:
             return  # the host still has the batch
         buffer = self.live[name]
         if name in self.fresh:

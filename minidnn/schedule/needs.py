@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from minidnn.graph.graph import Graph
-from minidnn.graph.tensor import Role
+from minidnn.graph.tensor import FROM_HOST, Role
 from minidnn.plan.plan import Plan
 
 
@@ -26,8 +26,7 @@ class Needs:
     @cached_property
     def external(self) -> tuple[str, ...]:
         """What comes from the batch slot: scalars, input, labels."""
-        roles = (Role.SCALARS, Role.INPUT, Role.LABEL)
-        return tuple(n for role in roles for n, t in self.graph.tensors.items() if t.role is role)
+        return tuple(n for role in FROM_HOST for n, t in self.graph.tensors.items() if t.role is role)
 
     @cached_property
     def early(self) -> tuple[str, ...]:
