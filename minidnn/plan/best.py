@@ -19,7 +19,7 @@ from minidnn.plan.greedy import greedy_options
 from minidnn.plan.mode import Proposals, Request
 from minidnn.plan.neighbours import Neighbourhood
 from minidnn.plan.nowait import LONG, NEAR, Search, arranged, keep, searched
-from minidnn.plan.outline import Movable, Outline
+from minidnn.plan.outline import Movable, Outline, outline_of
 from minidnn.plan.plan import stages_by_layer
 from minidnn.plan.tflms import tflms_searched
 from minidnn.plan.thresholds import threshold_options
@@ -42,13 +42,21 @@ EFFORT, EFFORT_LONG = 90_000_000, 20_000_000
 
 def best(request: Request) -> Proposals:
     """The fastest of all."""
-    if request.pool is None:
+    outline = outline_of(request)
+    if request.pool is None or _may_all_stay(outline, request.mode.rule, request.pool):
         yield keep(request)
+    if request.pool is None:
         return
-    search = _looked(Search(request, request.pool))
+    search = _looked(Search(request, request.pool, outline))
     fastest = yield from search.plans()
     yield from _with_waits(search, fastest)
     yield from search.early(fastest, _looked)
+
+
+def _may_all_stay(outline: Outline, rule: str, pool: int) -> bool:
+    """Whether that is worth trying where a search may see no room for it: sizes in an outline are rounded up."""
+    algorithms = outline.smallest if rule == "m" else outline.fastest
+    return outline.peak(algorithms) <= pool + outline.granularity * len(outline.graph.tensors)
 
 
 def _looked(search: Search) -> Search:

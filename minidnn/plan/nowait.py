@@ -115,7 +115,8 @@ class Search:
 
     def early(self, best: float, look: Callable[[Search], Search]) -> Proposals:
         """Plans that may be faster than `best` when their next batch comes early, the most promising first. The
-        batch has a place for good then: the fastest, and plans for a pool that is smaller by it, which `look` finds."""
+        batch has a place for good then: the fastest of before, and plans for a pool that is smaller by it, which `look`
+        finds."""
         outline = self.outline
         graph = outline.graph
         if not graph.target.early_batch or outline.load_ms * WORTHWHILE < best:
@@ -125,7 +126,8 @@ class Search:
         if room <= 0:
             return
         smaller = look(Search(self.request, room, outline))
-        for arrangement in (*self.fastest[:1], *smaller.fastest[:PROPOSALS]):
+        found = [*self.fastest[:PROPOSALS], *smaller.fastest[:PROPOSALS]]
+        for arrangement in sorted(found, key=lambda arrangement: arrangement.ms):
             if any(m.name in inputs for m in arrangement.offload):
                 continue
             if arrangement.ms - outline.load_ms >= best:
