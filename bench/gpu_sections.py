@@ -7,6 +7,8 @@ from itertools import groupby
 from pathlib import Path
 
 from bench.markdown import Result, files, heading, milliseconds, origin, size, table
+from bench.peers import HEURISTICS
+from minidnn.device.cuda import PRECISIONS
 from minidnn.units import GiB, format_ms
 
 COLUMNS = (
@@ -14,10 +16,6 @@ COLUMNS = (
     ("vdnn++:conv(p)", ""), ("best", "75%"), ("best", "60%"), ("best", "least"),
 )  # fmt: skip
 """Modes and budgets of the short table; rows that a file does not have leave their column out."""
-
-PRECISIONS = ("fp32", "tf32", "bf16")
-HEURISTICS = " heuristics"
-"""Ends the name of a peer that takes cuDNN's own choice of algorithms."""
 
 
 def in_order(rows: Iterable[Result]) -> list[Result]:

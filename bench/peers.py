@@ -44,6 +44,7 @@ OUT_OF_CORE = (
 )  # fmt: skip
 """Each of PyTorch's ways with its setting, the most important first."""
 HEURISTICS = " heuristics"
+"""Ends the name of a peer that takes cuDNN's own choice of algorithms."""
 SECONDS = 1.5
 STEPS = (5, 100)
 """At least and at most so many timed steps, else SECONDS of them."""

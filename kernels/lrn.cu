@@ -18,6 +18,12 @@ template <bool LAST> __device__ __forceinline__ void own(int u, int& c, int& p) 
     c = LAST ? lane : warp + (u / 2) * 8;
     p = LAST ? warp + u * 8 : lane + (u % 2) * 32;
 }
+// The i-th value around the tile: `before` channels in front of it, the rest behind it.
+template <bool LAST> __device__ __forceinline__ void around(int i, int before, const Lrn& g, int& c, int& p) {
+    p = LAST ? i / (g.size - 1) : i % LRN_PIXELS;
+    c = LAST ? i % (g.size - 1) : i / LRN_PIXELS;
+    c = c < before ? c - before : c - before + LRN_CHANNELS;
+}
 template <bool LAST> __device__ __forceinline__ i64 lrn_offset(int c, int p, const Lrn& g) {
     return LAST ? (i64)p * g.C + c : (i64)c * g.pixels + p;
 }
@@ -40,8 +46,8 @@ __device__ __forceinline__ void lrn_forward(const T* x, T* y, float* scale, int 
             tile[(c + before) * LRN_PITCH + p] = mine[u];
         }
         for (int i = threadIdx.x; i < (g.size - 1) * LRN_PIXELS; i += THREADS) {
-            int p = LAST ? i / (g.size - 1) : i % LRN_PIXELS, c = LAST ? i % (g.size - 1) : i / LRN_PIXELS;
-            c = c < before ? c - before : c - before + LRN_CHANNELS;
+            int c, p;
+            around<LAST>(i, before, g, c, p);
             bool inside = c0 + c >= 0 && c0 + c < g.C && p0 + p < g.pixels;
             tile[(c + before) * LRN_PITCH + p] = inside ? to_float(x[image + lrn_offset<LAST>(c0 + c, p0 + p, g)]) : 0.0f;
         }
@@ -65,6 +71,21 @@ __device__ __forceinline__ void lrn_forward(const T* x, T* y, float* scale, int 
     }
 }
 
+// A channel's own gradient is `direct` less its `value` times the sum of `term` over the window around it.
+struct LrnChannel {
+    float term, direct, value;
+};
+template <typename T>
+__device__ __forceinline__ LrnChannel lrn_channel(const T* x, const T* y, const float* scale, const T* dy, i64 at,
+                                                  bool inside, float beta) {
+    float gradient = inside ? to_float(dy[at]) : 0.0f, s = inside ? scale[at] : 1.0f;
+    LrnChannel c;
+    c.term = inside ? gradient * to_float(y[at]) * near_reciprocal(s) : 0.0f;
+    c.direct = gradient * power(s, -beta);
+    c.value = inside ? to_float(x[at]) : 0.0f;
+    return c;
+}
+
 // dx = dy * scale^-beta - 2 * alpha * beta / size * x * sum of dy * y / scale over the channels whose window holds c
 template <typename T, bool LAST>
 __device__ __forceinline__ void lrn_backward(const T* x, const T* y, const float* scale, const T* dy, T* dx, int N, Lrn g) {
@@ -72,26 +93,22 @@ __device__ __forceinline__ void lrn_backward(const T* x, const T* y, const float
     int c0 = blockIdx.y * LRN_CHANNELS, p0 = blockIdx.x * LRN_PIXELS, before = (g.size - 1) / 2;
     for (int n = blockIdx.z; n < N; n += gridDim.z) {
         i64 image = (i64)n * g.C * g.pixels;
-        float value[LRN_OWN], direct[LRN_OWN];
+        LrnChannel mine[LRN_OWN];
 #pragma unroll
         for (int u = 0; u < LRN_OWN; u++) {
             int c, p;
             own<LAST>(u, c, p);
             bool inside = c0 + c < g.C && p0 + p < g.pixels;
             i64 at = image + lrn_offset<LAST>(c0 + c, p0 + p, g);
-            float s = inside ? scale[at] : 1.0f, gradient = inside ? to_float(dy[at]) : 0.0f;
-            float output = inside ? to_float(y[at]) : 0.0f;
-            value[u] = inside ? to_float(x[at]) : 0.0f;
-            direct[u] = gradient * power(s, -g.beta);
-            tile[(c + before) * LRN_PITCH + p] = gradient * output * near_reciprocal(s);
+            mine[u] = lrn_channel<T>(x, y, scale, dy, at, inside, g.beta);
+            tile[(c + before) * LRN_PITCH + p] = mine[u].term;
         }
         for (int i = threadIdx.x; i < (g.size - 1) * LRN_PIXELS; i += THREADS) {
-            int p = LAST ? i / (g.size - 1) : i % LRN_PIXELS, c = LAST ? i % (g.size - 1) : i / LRN_PIXELS;
-            c = c < before ? c - before : c - before + LRN_CHANNELS;
+            int c, p;
+            around<LAST>(i, before, g, c, p);
             bool inside = c0 + c >= 0 && c0 + c < g.C && p0 + p < g.pixels;
             i64 at = image + lrn_offset<LAST>(c0 + c, p0 + p, g);
-            tile[(c + before) * LRN_PITCH + p] =
-                inside ? to_float(dy[at]) * to_float(y[at]) * near_reciprocal(scale[at]) : 0.0f;
+            tile[(c + before) * LRN_PITCH + p] = lrn_channel<T>(x, y, scale, dy, at, inside, g.beta).term;
         }
         __syncthreads();
 #pragma unroll
@@ -102,7 +119,7 @@ __device__ __forceinline__ void lrn_backward(const T* x, const T* y, const float
             for (int j = 0; j < g.size; j++) sum += tile[(c + j) * LRN_PITCH + p];
             if (c0 + c >= g.C || p0 + p >= g.pixels) continue;
             dx[image + lrn_offset<LAST>(c0 + c, p0 + p, g)] =
-                from_float<T>(direct[u] - 2.0f * g.alpha_over_size * g.beta * value[u] * sum);
+                from_float<T>(mine[u].direct - 2.0f * g.alpha_over_size * g.beta * mine[u].value * sum);
         }
         __syncthreads();
     }
@@ -232,21 +249,6 @@ __device__ __forceinline__ void lrn5_forward_runs(const T* x, T* y, float* scale
             y[at] = from_float<T>(values[k + LRN_REACH] * power(s, -g.beta));
         }
     }
-}
-
-// A channel's own gradient is `direct` less its `value` times the sum of `term` over the window around it.
-struct LrnChannel {
-    float term, direct, value;
-};
-template <typename T>
-__device__ __forceinline__ LrnChannel lrn_channel(const T* x, const T* y, const float* scale, const T* dy, i64 at,
-                                                  bool inside, float beta) {
-    float gradient = inside ? to_float(dy[at]) : 0.0f, s = inside ? scale[at] : 1.0f;
-    LrnChannel c;
-    c.term = inside ? gradient * to_float(y[at]) * near_reciprocal(s) : 0.0f;
-    c.direct = gradient * power(s, -beta);
-    c.value = inside ? to_float(x[at]) : 0.0f;
-    return c;
 }
 
 // Backward reads four arrays: runs are longer, so that fewer channels are read for two of them, and a thread walks along

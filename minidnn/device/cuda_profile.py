@@ -60,10 +60,7 @@ def card_profile(device: CudaDevice, graph: Graph) -> Profile:
     source = f"measured on {device.name}, {device.libraries}"
     profile = Profile(source, entries, store.link, scratch_bytes=device.scratch_bytes, target=graph.target)
     costs = store.host.get(_network(graph, convolutions))
-    if costs is None:
-        return profile
-    launch_ms, action_ms, wake_ms = costs
-    return replace(profile, launch_ms=launch_ms, action_ms=action_ms, wake_ms=wake_ms)
+    return profile if costs is None else replace(profile, **costs._asdict())
 
 
 def _measure_the_rest(device: CudaDevice, graph: Graph, ops: Mapping[str, Op], store: PlanStore) -> None:

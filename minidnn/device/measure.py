@@ -16,7 +16,7 @@ from minidnn.device.base import Device, Launcher, Operand, Region, Stream, numpy
 from minidnn.graph.graph import Graph
 from minidnn.graph.op import Op
 from minidnn.graph.tensor import Role, Tensor
-from minidnn.profile.profile import Algorithm, Link, op_key
+from minidnn.profile.profile import Algorithm, HostCosts, Link, op_key
 from minidnn.progress import bar
 from minidnn.units import MiB, round_up
 
@@ -65,11 +65,9 @@ def noise(dtype: str) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(BLOCK).astype(numpy_dtype(dtype)).view(np.uint8)
 
 
-def host_times(
-    device: Device, graph: Graph, algorithms: Mapping[str, Algorithm], scratch: int
-) -> tuple[float, float, float]:
-    """What the host costs in this graph's iteration, in ms: a launch on average, an action that launches nothing, and
-    what a wait for the device adds (see `Profile`). Arguments and errors are those of `times_in_place`."""
+def host_times(device: Device, graph: Graph, algorithms: Mapping[str, Algorithm], scratch: int) -> HostCosts:
+    """What the host costs in this graph's iteration: a launch on average, an action that launches nothing, and what a
+    wait for the device adds. Arguments and errors are those of `times_in_place`."""
     with _in_place(device, graph, algorithms, scratch) as launches:
         stream = device.stream("compute")
 
@@ -88,7 +86,7 @@ def host_times(
         in_a_row, after_a_wait = launch_ms(waiting=False), launch_ms(waiting=True)
         action = median(_host_ms(lambda: device.record(stream)) for _ in range(ISSUES))
         waited = median(_host_ms(lambda: device.host_wait(device.record(stream))) for _ in range(ISSUES))
-    return in_a_row, action, max(after_a_wait - in_a_row, 0.0) + max(waited - action, 0.0)
+    return HostCosts(in_a_row, action, max(after_a_wait - in_a_row, 0.0) + max(waited - action, 0.0))
 
 
 def times_in_place(device: Device, graph: Graph, algorithms: Mapping[str, Algorithm], scratch: int) -> dict[str, float]:

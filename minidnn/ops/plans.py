@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minidnn.ops.array import Array
-from minidnn.profile.profile import Algorithm, Link
+from minidnn.profile.profile import Algorithm, HostCosts, Link
 from minidnn.units import round_up
 
 Pair = tuple[int, int]
@@ -185,15 +185,10 @@ class Problem:
         return 2 * n * p * q * w.size
 
 
-HostCosts = tuple[float, float, float]
-"""ms: `Profile`'s launch_ms, action_ms, wake_ms."""
-
-
 class PlanStore:
     """What was measured on a card, on disk: per convolution the plans and the compiled form of slow ones (`entries`),
     the ms of other ops by their profile key (`times`), how many times as long a convolution takes in an iteration
-    (`slowdown`, by profile key), what the host costs in a network
-    (`host`, by the network's digest: `Profile`'s launch_ms, action_ms, wake_ms), and the link.
+    (`slowdown`, by profile key), what the host costs in a network (`host`, by the network's digest), and the link.
 
     One file per card and library version; a damaged file counts as empty. `kernels` says which sources our own kernels
     have: `times` of others are forgotten.
@@ -215,7 +210,7 @@ class PlanStore:
                     raise ValueError(text["format"])
                 link = Link(**text["link"]) if text["link"] else None
                 times = {str(key): float(ms) for key, ms in text["times"].items()}
-                self.host = {str(key): (float(a), float(b), float(c)) for key, (a, b, c) in text["host"].items()}
+                self.host = {str(key): HostCosts(*map(float, costs)) for key, costs in text["host"].items()}
                 self.link = link
                 self.slowdown = {str(key): float(factor) for key, factor in text["slowdown"].items()}
                 self.times = times if text.get("kernels", "") == kernels else {}

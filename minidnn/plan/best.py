@@ -42,11 +42,12 @@ EFFORT, EFFORT_LONG = 90_000_000, 20_000_000
 
 def best(request: Request) -> Proposals:
     """The fastest of all."""
-    outline = outline_of(request)
-    if request.pool is None or _may_all_stay(outline, request.mode.rule, request.pool):
-        yield keep(request)
     if request.pool is None:
+        yield keep(request)
         return
+    outline = outline_of(request)
+    if _may_all_stay(outline, request.mode.rule, request.pool):
+        yield keep(request)
     search = _looked(Search(request, request.pool, outline))
     fastest = yield from search.plans()
     yield from _with_waits(search, fastest)

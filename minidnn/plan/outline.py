@@ -73,8 +73,8 @@ class Outline:
     def of(cls, graph: Graph, profile: Profile, granularity: int = GRANULARITY) -> Outline:
         """Read it off a graph; the profile has times and a link. Sizes are rounded up to `granularity`."""
         assert profile.link is not None
-        external = [t for t in graph.tensors.values() if t.role in (Role.SCALARS, Role.INPUT, Role.LABEL)]
-        load = sum(profile.link.ms(t.nbytes, False) for t in external if t.role in (Role.SCALARS, Role.INPUT))
+        first = [t for t in graph.tensors.values() if t.role in (Role.SCALARS, Role.INPUT)]
+        load = sum(profile.link.ms(t.nbytes, False) for t in first)
         ways = tuple(tuple(profile.algorithms(graph, op)) for op in graph.ops)
         sizes = resident(graph, granularity)
         back = profile.link.ms(sum(t.nbytes for t in graph.tensors.values() if t.role is Role.LOSS), True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from minidnn.arguments import number, shown
 from minidnn.errors import ArgumentError
@@ -48,6 +48,14 @@ def op_key(graph: Graph, op: Op) -> str:
         operands = [f"bytes={sum(graph.tensors[n].nbytes for n in op.tensors)}", f"tensors={len(op.tensors)}"]
     attributes = [f"{k}={v}" for k, v in op.attributes if k != "op"]
     return " ".join([op.function, graph.target.precision, *operands, *attributes])
+
+
+class HostCosts(NamedTuple):
+    """What the host costs in a network, in ms: the fields of a `Profile` of the same names."""
+
+    launch_ms: float
+    action_ms: float
+    wake_ms: float
 
 
 @dataclass(frozen=True)

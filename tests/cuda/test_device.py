@@ -13,7 +13,7 @@ from minidnn import Trainer, nn, optim
 from minidnn.device.cuda import CudaDevice
 from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError, DeviceError, OutOfDeviceMemory
-from minidnn.profile.profile import Algorithm
+from minidnn.profile.profile import Algorithm, HostCosts
 from tests.cuda.fake import LINK, TOTAL, HostPlans, RuntimeLibrary, fake_cuda
 from tests.cuda.support import why_no_cuda, why_no_emulator
 
@@ -275,9 +275,9 @@ def test_what_the_host_costs_is_measured_once_per_network_whatever_its_memory_mo
     )
     asked: list[Graph] = []
 
-    def host_times(_: CudaDevice, graph: Graph, ways: object, scratch: int) -> tuple[float, float, float]:
+    def host_times(_: CudaDevice, graph: Graph, ways: object, scratch: int) -> HostCosts:
         asked.append(graph)
-        return 0.25 * len(asked), 0.125, 0.5
+        return HostCosts(0.25 * len(asked), 0.125, 0.5)
 
     with fake_cuda() as (device, _), patch("minidnn.device.cuda_profile.host_times", host_times):
         found = [device.profile(g) for g in (graph, other, small, graph)]

@@ -17,7 +17,7 @@ from minidnn.ops.array import Array
 from minidnn.ops.cudnn_ops import problem
 from minidnn.ops.cudnn_plans import COMPILED, Plans
 from minidnn.ops.plans import FUSED, PADDED, PREPARED, ROUNDED, PlanStore, Problem, kind_of, split_of
-from minidnn.profile.profile import Algorithm
+from minidnn.profile.profile import Algorithm, HostCosts
 
 WINDOW: dict[str, Any] = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1)}
 Notes = Enum(
@@ -369,7 +369,7 @@ def test_times_of_other_kernels_are_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "plans.json"
     store = PlanStore(path, "old")
     store.add_times({"max_pool2d_forward": 0.5})
-    store.add_host("net", (0.01, 0.005, 0.02))
+    store.add_host("net", HostCosts(0.01, 0.005, 0.02))
     store.put("conv", (Algorithm("eng0", 0, 1.0),), {})
     store.save()
     assert PlanStore(path, "old").times == {"max_pool2d_forward": 0.5}
