@@ -10,9 +10,10 @@ says is in use at most, sampled every 20 ms, less what was in use before (the co
 keeps what cuDNN's benchmark needed once: `steady_peak_bytes` is the same after that has been given back. A result file
 keeps what earlier runs on that card found; a row that is there is not measured again unless `--again` is given.
 
-`torch compile heuristics` is without cudnn.benchmark, whose trials for compiled strict fp32 take minutes. The
-out-of-core peers (bench/offload.py) have a setting each: the share of the layers, the activations that stay until
-others follow, the number of segments, the compiler's memory budget.
+A name with `heuristics` is without cudnn.benchmark. Compiled fp32 stays NCHW, as eager's does: the compiler's own choice
+would be channels_last, for which strict fp32 has only slow algorithms, and minutes of trials (455 ms without trials,
+where eager takes 383). The out-of-core peers (bench/offload.py) have a setting each: the share of the layers, the
+activations that stay until others follow, the number of segments, the compiler's memory budget.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -134,7 +135,7 @@ def train_with_torch(network: str, batch: int, precision: str, peer: str, peak: 
         x.copy_(host_x, non_blocking=True)
         step()
 
-    with memory_budget(setting if kind == "compile" else ""):
+    with compiler(form is torch.channels_last, setting) if kind == "compile" else nullcontext():
         step()
         torch.cuda.synchronize()
         startup = time.perf_counter() - began
@@ -152,14 +153,19 @@ def train_with_torch(network: str, batch: int, precision: str, peer: str, peak: 
     }  # fmt: skip
 
 
-def memory_budget(share: str) -> AbstractContextManager[Any]:
-    """While it is entered the compiler recomputes activations so that this share of their memory suffices."""
-    if not share:
-        return nullcontext()
+@contextmanager
+def compiler(channels_last: bool, share: str) -> Iterator[None]:
+    """While it is entered the compiler may choose channels_last, or not, and with a share recomputes activations so
+    that this share of their memory suffices."""
     import torch._functorch.config
+    import torch._inductor.config
 
-    budget: AbstractContextManager[Any] = torch._functorch.config.patch(activation_memory_budget=float(share))
-    return budget
+    budget = {"activation_memory_budget": float(share)} if share else {}
+    with (
+        torch._inductor.config.patch(layout_optimization=channels_last),
+        torch._functorch.config.patch(budget),
+    ):
+        yield
 
 
 def run_torch(step: Callable[[], None], steps: int) -> list[float]:
