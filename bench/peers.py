@@ -10,7 +10,7 @@ says is in use at most, sampled every 20 ms, less what was in use before (the co
 keeps what cuDNN's benchmark needed once: `steady_peak_bytes` is the same after that has been given back. A result file
 keeps what earlier runs on that card found; a row that is there is not measured again unless `--again` is given.
 
-A name with `heuristics` is without cudnn.benchmark. Compiled fp32 stays NCHW, as eager's does: the compiler's own choice
+A name with `heuristics` is without cudnn.benchmark. Compiled fp32 stays NCHW, as eager does: the compiler's own choice
 would be channels_last, for which strict fp32 has only slow algorithms, and minutes of trials (455 ms without trials,
 where eager takes 383). The out-of-core peers (bench/offload.py) have a setting each: the share of the layers, the
 activations that stay until others follow, the number of segments, the compiler's memory budget.

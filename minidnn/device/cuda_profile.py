@@ -1,4 +1,5 @@
-"""What a card takes for the ops of a graph: the convolutions plan by plan, everything else, and the host link.
+"""What a card takes for the ops of a graph: the convolutions plan by plan, everything else, the host link, and what ops
+leave of it to copies.
 
 What was never measured on the card with this cuDNN is measured now, in memory that is taken for it and given back, and
 kept on disk. While an arena is in use there is no room to measure: new shapes then have cuDNN's own order.
@@ -13,7 +14,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from minidnn.device.measure import host_times, link_rates, noise, op_times, times_in_place
+from minidnn.device.measure import copy_shares, host_times, link_rates, noise, op_times, times_in_place
 from minidnn.errors import OutOfDeviceMemory, OutOfPinnedMemory
 from minidnn.graph.graph import Graph
 from minidnn.graph.op import Op
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 SPARE = 256 * MiB
 """What measuring leaves free, for what the libraries take themselves."""
+LASTS = 0.1
+"""Beside an op that takes less, in ms, no copy is slowed by much."""
 NOISE = 1.02
 """Measuring does not tell plans apart that take so many times as long as the fastest, or less."""
 
@@ -57,6 +60,11 @@ def card_profile(device: CudaDevice, graph: Graph) -> Profile:
     entries |= {
         key: (Algorithm(ms=store.times[key]),) for key in ops if key not in entries and key in store.times
     }  # fmt: skip
+    if not device.in_use:
+        with suppress(OutOfDeviceMemory, OutOfPinnedMemory):
+            _measure_shares(device, graph, entries, store)
+    for key, found in entries.items():
+        entries[key] = tuple(replace(a, shares=store.shares.get(_way_key(key, a), a.shares)) for a in found)
     source = f"measured on {device.name}, {device.libraries}"
     profile = Profile(source, entries, store.link, scratch_bytes=device.scratch_bytes, target=graph.target)
     costs = store.host.get(_network(graph, convolutions))
@@ -87,6 +95,39 @@ def _measure_in_place(
         return
     times = times_in_place(device, graph, fastest, device.scratch_bytes)
     store.add_slowdown({key: times[key] / a.ms for key, a in fastest.items() if a.ms})
+
+
+def _measure_shares(
+    device: CudaDevice, graph: Graph, entries: Mapping[str, tuple[Algorithm, ...]], store: PlanStore
+) -> None:
+    """What copies keep of their rates beside every way to compute an op that lasts and that a plan may choose."""
+    ops = {op_key(graph, op): op for op in graph.ops}
+    work = {
+        _way_key(key, way): (ops[key], way) for key, found in entries.items() for way in worth_choosing(found)
+        if way.ms is not None and way.ms >= LASTS
+    }  # fmt: skip
+    new = {key: way for key, way in work.items() if key not in store.shares}
+    if new:
+        found = copy_shares(device, graph, list(new.values()), device.scratch_bytes)
+        store.add_shares(dict(zip(new, found, strict=True)))
+
+
+def worth_choosing(found: tuple[Algorithm, ...]) -> tuple[Algorithm, ...]:
+    """Those, of algorithms in order of time, that need less workspace than any faster one; and those that do so among
+    the deterministic ones."""
+    chosen: list[Algorithm] = []
+    for only in (False, True):
+        least = inf
+        for a in found:
+            if a.workspace < least and (a.deterministic or not only):
+                least = a.workspace
+                chosen.append(a)
+    return tuple(dict.fromkeys(chosen))
+
+
+def _way_key(key: str, way: Algorithm) -> str:
+    """What is kept by an op's profile key and the algorithm's name."""
+    return f"{key} {way.name}"
 
 
 def _network(graph: Graph, convolutions: Mapping[str, object]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from itertools import pairwise
+from math import ceil
 from statistics import fmean, median
 from time import perf_counter
 
@@ -16,7 +17,7 @@ from minidnn.device.base import Device, Launcher, Operand, Region, Stream, numpy
 from minidnn.graph.graph import Graph
 from minidnn.graph.op import Op
 from minidnn.graph.tensor import Role, Tensor
-from minidnn.profile.profile import Algorithm, HostCosts, Link, op_key
+from minidnn.profile.profile import Algorithm, HostCosts, Link, Shares, op_key
 from minidnn.progress import bar
 from minidnn.units import MiB, round_up
 
@@ -25,8 +26,16 @@ COPY_BYTES = 128 * MiB
 """One copy of a link measurement: long against its latency, short against everything else."""
 DUPLEX = 0.7
 """Both directions at once count as duplex where each keeps this share of its rate."""
+LEAST = 512
+"""So small a copy takes the link's latency and nothing else."""
+BESIDE_BYTES, OUTLAST, SHORT = 32 * MiB, 1.5, 0.01
+"""Copies beside an op: their size, and how many times their time the op is computed for, in launches that count as
+SHORT (ms) at least."""
+NOTICED = 0.97
+"""A copy that keeps more of its rate than this is not slowed: rates that are measured twice differ as much."""
 ROUNDS = 3
-"""Iterations that are issued to see what a launch costs the host: the first one compiles, and a median forgets it."""
+"""Iterations that are issued to see what a launch costs the host: the first one compiles, and a median forgets it. And
+rounds of copies beside ops."""
 ISSUES = 64
 """Events that are recorded to see what an action costs the host."""
 SETTLING = 0.8
@@ -68,7 +77,7 @@ def noise(dtype: str) -> np.ndarray:
 def host_times(device: Device, graph: Graph, algorithms: Mapping[str, Algorithm], scratch: int) -> HostCosts:
     """What the host costs in this graph's iteration: a launch on average, an action that launches nothing, and what a
     wait for the device adds. Arguments and errors are those of `times_in_place`."""
-    with _in_place(device, graph, algorithms, scratch) as launches:
+    with _in_place(device, graph, _ways(graph, algorithms), scratch) as launches:
         stream = device.stream("compute")
 
         def launch_ms(waiting: bool) -> float:
@@ -98,7 +107,7 @@ def times_in_place(device: Device, graph: Graph, algorithms: Mapping[str, Algori
     operands; raises OutOfDeviceMemory where that does not fit.
     """
     stream = device.stream("compute")
-    with _in_place(device, graph, algorithms, scratch) as launches:
+    with _in_place(device, graph, _ways(graph, algorithms), scratch) as launches:
         began = perf_counter()
         while perf_counter() - began < SETTLING:
             for launch in launches:
@@ -117,24 +126,71 @@ def times_in_place(device: Device, graph: Graph, algorithms: Mapping[str, Algori
 
 def link_rates(device: Device) -> Link:
     """Rates of pinned copies, one direction at a time, and whether both keep them together."""
-    arena = device.arena(2 * COPY_BYTES)
-    host = device.pinned(2 * COPY_BYTES)
-    try:
-        out, back = device.stream("d2h"), device.stream("h2d")
-
-        def copy_out(nbytes: int = COPY_BYTES) -> None:
-            device.copy_out(arena, 0, host, 0, nbytes, out)
-
-        def copy_in() -> None:
-            device.copy_in(arena, COPY_BYTES, host, COPY_BYTES, COPY_BYTES, back)
-
+    out, back = device.stream("d2h"), device.stream("h2d")
+    with _copies(device, COPY_BYTES) as (copy_out, copy_in):
         d2h, h2d = milliseconds(device, copy_out, out), milliseconds(device, copy_in, back)
-        latency = milliseconds(device, lambda: copy_out(512), out)
         together = _both_ms(device, copy_out, copy_in)
-    finally:
-        device.give_back(host)
-        device.give_back(arena)
+    with _copies(device, LEAST) as (copy_out, _):
+        latency = milliseconds(device, copy_out, out)
     return Link(COPY_BYTES / d2h * 1e3, COPY_BYTES / h2d * 1e3, latency, together * DUPLEX <= max(d2h, h2d))
+
+
+def copy_shares(device: Device, graph: Graph, ways: Sequence[tuple[Op, Algorithm]], scratch: int) -> list[Shares]:
+    """What copies keep of their rates beside each of these ops, whose times are known. `scratch`: bytes that the device
+    wants in front of an arena.
+
+    A copy each way runs beside launches that outlast both. Whatever else uses the link slows them as well: they are
+    repeated in rounds through all ops, and the fastest counts. Takes the memory of the largest operands; raises
+    OutOfDeviceMemory or OutOfPinnedMemory where that does not fit.
+    """
+    compute, out, back = device.stream("compute"), device.stream("d2h"), device.stream("h2d")
+    with _in_place(device, graph, ways, scratch) as launches, _copies(device, BESIDE_BYTES) as (copy_out, copy_in):
+
+        def copies_ms(launch: Launcher, count: int) -> tuple[float, float]:
+            if count:
+                launch()
+            stamps = [device.stamp(out)]
+            copy_out()
+            stamps.append(device.stamp(out))
+            device.wait(back, device.record(out))
+            stamps.append(device.stamp(back))
+            copy_in()
+            stamps.append(device.stamp(back))
+            for _ in range(1, count):
+                launch()
+            for stream in (back, compute):
+                device.host_sync(stream)
+            return device.elapsed_ms(*stamps[:2]), device.elapsed_ms(*stamps[2:])
+
+        d2h, h2d = (min(times) for times in zip(*(copies_ms(launches[0], 0) for _ in range(REPEATS)), strict=True))
+        found = []
+        counts = [ceil(OUTLAST * (d2h + h2d) / max(way.ms or 0.0, SHORT)) for _, way in ways]
+        with bar("measuring copies beside operations", ROUNDS * len(ways)) as done:
+            for _ in range(ROUNDS):
+                for launch, count in zip(launches, counts, strict=True):
+                    found.append(copies_ms(launch, count))
+                    done.update()
+    shares = []
+    for i in range(len(ways)):
+        slowed = (min(times) for times in zip(*found[i :: len(ways)], strict=True))
+        kept = (alone / ms for alone, ms in zip((d2h, h2d), slowed, strict=True))
+        shares.append(Shares(*(1.0 if share > NOTICED else share for share in kept)))
+    return shares
+
+
+@contextmanager
+def _copies(device: Device, nbytes: int) -> Iterator[tuple[Launcher, Launcher]]:
+    """A copy to the host and one back, each on its stream, of different memory."""
+    out, back = device.stream("d2h"), device.stream("h2d")
+    with ExitStack() as taken:
+        arena = device.arena(2 * nbytes)
+        taken.callback(device.give_back, arena)
+        host = device.pinned(2 * nbytes)
+        taken.callback(device.give_back, host)
+        yield (
+            lambda: device.copy_out(arena, 0, host, 0, nbytes, out),
+            lambda: device.copy_in(arena, nbytes, host, nbytes, nbytes, back),
+        )
 
 
 def milliseconds(device: Device, launch: Launcher, stream: Stream) -> float:
@@ -150,34 +206,38 @@ def milliseconds(device: Device, launch: Launcher, stream: Stream) -> float:
 
 @contextmanager
 def _in_place(
-    device: Device, graph: Graph, algorithms: Mapping[str, Algorithm], scratch: int
+    device: Device, graph: Graph, ways: Sequence[tuple[Op, Algorithm]], scratch: int
 ) -> Iterator[list[Launcher]]:
-    """The launches of a graph's ops, in order. What they read is not what the op before wrote but values as they are in
-    training, since power depends on them too: activations and gradients of which half are zero (as a ReLU leaves them),
-    random weights."""
+    """The launches of a graph's ops with these algorithms. What they read is not what the op before wrote but values as
+    they are in training, since power depends on them too: activations and gradients of which half are zero (as a ReLU
+    leaves them), random weights."""
     stream, spans = device.stream("compute"), {"written": 0} | dict.fromkeys(_CONTENTS, 0)
-    layouts = [_spans(graph, op) for op in graph.ops]
+    layouts = [_spans(graph, op) for op, _ in ways]
     for _, ends in layouts:
         for span, nbytes in ends.items():
             spans[span] = max(spans[span], nbytes)
     starts, end = {}, round_up(scratch, 512)
     for span, nbytes in spans.items():
         starts[span], end = end, end + nbytes
-    arena = device.arena(end + max((a.workspace for a in algorithms.values()), default=0))
+    arena = device.arena(end + max((way.workspace for _, way in ways), default=0))
     try:
         for span, make in _CONTENTS.items():
             block = make(np.random.default_rng(0).standard_normal(BLOCK)).astype(ml_dtypes.bfloat16).view(np.uint8)
             device.repeat(arena, starts[span], spans[span], block)
         launches = []
-        for op, (offsets, _) in zip(graph.ops, layouts, strict=True):
+        for (op, way), (offsets, _) in zip(ways, layouts, strict=True):
             places = {name: starts[span] + offset for name, (span, offset) in offsets.items()}
-            algorithm = algorithms.get(op_key(graph, op), Algorithm())
-            workspace = (end, algorithm.workspace) if algorithm.workspace else None
+            workspace = (end, way.workspace) if way.workspace else None
             operands = _operands(graph, op, places)
-            launches.append(device.launcher(graph, op, algorithm.name, operands, workspace, arena, stream))
+            launches.append(device.launcher(graph, op, way.name, operands, workspace, arena, stream))
         yield launches
     finally:
         device.give_back(arena)
+
+
+def _ways(graph: Graph, algorithms: Mapping[str, Algorithm]) -> list[tuple[Op, Algorithm]]:
+    """All ops of a graph; those that have a choice with these algorithms."""
+    return [(op, algorithms.get(op_key(graph, op), Algorithm())) for op in graph.ops]
 
 
 def _host_ms(call: Callable[[], object]) -> float:

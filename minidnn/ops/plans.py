@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minidnn.ops.array import Array
-from minidnn.profile.profile import Algorithm, HostCosts, Link
+from minidnn.profile.profile import Algorithm, HostCosts, Link, Shares
 from minidnn.units import round_up
 
 Pair = tuple[int, int]
@@ -28,7 +28,7 @@ BATCHED = ("x", "y", "dy", "dx", "mask")
 """Operands whose first axis is the batch's."""
 SPLITS = (4, 16)
 """Into at most so many parts a batch is split. cuDNN's Winograd and FFT engines want workspaces in proportion to it."""
-FORMAT = 6
+FORMAT = 7
 """Of the store: one that knows no unfolded plans is looked at as if there were none."""
 
 
@@ -188,10 +188,11 @@ class Problem:
 class PlanStore:
     """What was measured on a card, on disk: per convolution the plans and the compiled form of slow ones (`entries`),
     the ms of other ops by their profile key (`times`), how many times as long a convolution takes in an iteration
-    (`slowdown`, by profile key), what the host costs in a network (`host`, by the network's digest), and the link.
+    (`slowdown`, by profile key), what copies keep beside an op (`shares`, by profile key and algorithm), what the host
+    costs in a network (`host`, by the network's digest), and the link.
 
     One file per card and library version; a damaged file counts as empty. `kernels` says which sources our own kernels
-    have: `times` of others are forgotten.
+    have: `times` and `shares` of others are forgotten.
     """
 
     def __init__(self, path: Path | None, kernels: str = "") -> None:
@@ -200,6 +201,7 @@ class PlanStore:
         self.entries: dict[str, list[dict[str, Any]]] = {}
         self.times: dict[str, float] = {}
         self.slowdown: dict[str, float] = {}
+        self.shares: dict[str, Shares] = {}
         self.host: dict[str, HostCosts] = {}
         self.link: Link | None = None
         self.changed = False
@@ -213,7 +215,9 @@ class PlanStore:
                 self.host = {str(key): HostCosts(*map(float, costs)) for key, costs in text["host"].items()}
                 self.link = link
                 self.slowdown = {str(key): float(factor) for key, factor in text["slowdown"].items()}
-                self.times = times if text.get("kernels", "") == kernels else {}
+                shares = {str(key): Shares(*map(float, kept)) for key, kept in text["shares"].items()}
+                same = text.get("kernels", "") == kernels
+                self.times, self.shares = (times, shares) if same else ({}, {})
                 self.entries = dict(text["plans"])
 
     def add_times(self, times: Mapping[str, float]) -> None:
@@ -229,6 +233,11 @@ class PlanStore:
     def add_slowdown(self, slowdown: Mapping[str, float]) -> None:
         """Keep by how much convolutions are slower in an iteration."""
         self.slowdown |= slowdown
+        self.changed = True
+
+    def add_shares(self, shares: Mapping[str, Shares]) -> None:
+        """Keep what copies keep of their rates beside ops."""
+        self.shares |= shares
         self.changed = True
 
     def add_link(self, link: Link) -> None:
@@ -250,18 +259,12 @@ class PlanStore:
 
     def put(self, key: str, algorithms: tuple[Algorithm, ...], blobs: Mapping[str, bytes]) -> None:
         """Replace what is known about a problem; `save` writes it."""
-        self.entries[key] = [
-            {
-                "name": a.name, "workspace": a.workspace, "ms": a.ms, "deterministic": a.deterministic,
-                "blob": base64.b64encode(blobs[a.name]).decode() if a.name in blobs else None,
-            }
-            for a in algorithms
-        ]  # fmt: skip
+        self.entries[key] = [_entry(a, blobs.get(a.name)) for a in algorithms]
         self.changed = True
 
     def extend(self, key: str, algorithms: Iterable[Algorithm]) -> None:
         """Add plans to what is known about a problem."""
-        self.entries[key] = [*self.entries.get(key, []), *({**asdict(a), "blob": None} for a in algorithms)]
+        self.entries[key] = [*self.entries.get(key, []), *(_entry(a, None) for a in algorithms)]
         self.changed = True
 
     def save(self) -> None:
@@ -272,8 +275,16 @@ class PlanStore:
             link = asdict(self.link) if self.link else None
             text = {
                 "format": FORMAT, "host": self.host, "link": link, "kernels": self.kernels, "times": self.times,
-                "slowdown": self.slowdown, "plans": self.entries,
+                "slowdown": self.slowdown, "shares": self.shares, "plans": self.entries,
             }  # fmt: skip
             part.write_text(json.dumps(text))
             part.replace(self.path)
             self.changed = False
+
+
+def _entry(a: Algorithm, blob: bytes | None) -> dict[str, Any]:
+    """A plan as the file has it."""
+    return {
+        "name": a.name, "workspace": a.workspace, "ms": a.ms, "deterministic": a.deterministic,
+        "blob": base64.b64encode(blob).decode() if blob is not None else None,
+    }  # fmt: skip

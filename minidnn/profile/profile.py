@@ -14,14 +14,26 @@ from minidnn.graph.graph import Graph, Target
 from minidnn.graph.op import Op
 
 
+class Shares(NamedTuple):
+    """What copies keep of their rates beside a computation, each way: it takes part of the bandwidth on the card that
+    they need, and how much goes by the kernel rather than by its op."""
+
+    d2h: float = 1.0
+    h2d: float = 1.0
+
+
+UNDISTURBED = Shares()
+
+
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One way to compute an op: its workspace in bytes, and its time in ms where known."""
+    """One way to compute an op: its workspace in bytes, its time in ms where known, and what it leaves to copies."""
 
     name: str = "default"
     workspace: int = 0
     ms: float | None = None
     deterministic: bool = True
+    shares: Shares = UNDISTURBED
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +99,14 @@ class Profile:
 
     def time_ms(self, graph: Graph, op: Op, algorithm: str) -> float:
         """Time of the op with that algorithm. Raises ArgumentError when the profile does not know it."""
+        return self.cost(graph, op, algorithm)[0]
+
+    def cost(self, graph: Graph, op: Op, algorithm: str) -> tuple[float, Shares]:
+        """Time of the op with that algorithm, and what it leaves to copies. Raises ArgumentError where the profile does
+        not know it."""
         for entry in self.algorithms(graph, op):
             if entry.name == algorithm and entry.ms is not None:
-                return entry.ms
+                return entry.ms, entry.shares
         raise ArgumentError(
             f"profile ({self.source}) has no time for {op.name} with algorithm {algorithm}; "
             "use a measured profile or name a GPU"
@@ -97,7 +114,7 @@ class Profile:
 
     def save(self, path: Path) -> None:
         """Write as JSON."""
-        entries = {key: [asdict(a) for a in algorithms] for key, algorithms in self.entries.items()}
+        entries = {key: [_fields(a) for a in algorithms] for key, algorithms in self.entries.items()}
         link = asdict(self.link) if self.link else None
         text = {
             "source": self.source, "launch_ms": self.launch_ms, "action_ms": self.action_ms, "wake_ms": self.wake_ms,
@@ -132,12 +149,21 @@ class Profile:
             ) from None
 
 
+def _fields(algorithm: Algorithm) -> dict[str, Any]:
+    """An algorithm as JSON has it."""
+    fields = asdict(algorithm)
+    if algorithm.shares == UNDISTURBED:
+        del fields["shares"]
+    return fields
+
+
 def _algorithm(fields: dict[str, Any]) -> Algorithm:
     """An algorithm as JSON has it, its numbers checked: a plan that believed wrong ones would be wrong too."""
     found = Algorithm(**fields)
     workspace = _size(found.workspace)
     ms = None if found.ms is None else number(found.ms, "ms", 0, 1e12)
-    return Algorithm(str(found.name), workspace, ms, bool(found.deterministic))
+    d2h, h2d = (number(share, "shares", 0, 1, bounds="(]") for share in found.shares)
+    return Algorithm(str(found.name), workspace, ms, bool(found.deterministic), Shares(d2h, h2d))
 
 
 def _link(d2h: object, h2d: object, latency_ms: object = 0.01, duplex: object = True) -> Link:

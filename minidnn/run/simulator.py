@@ -5,6 +5,7 @@ starts when the host has issued it, the lane is free, its tokens have been signa
 The host pays `Profile.launch_ms` for each launch and copy and `Profile.action_ms` for any other action that it
 executes, as a release worker does for each release; where it had to wait for something, it goes on `Profile.wake_ms`
 later.
+What copies lose to computations beside them (`Algorithm.shares`) is known from the iteration before.
 Codec workers have a core each, with the rates that `simulate` is given; memory bandwidth is not shared out.
 Copies of one direction share the link; without duplex both directions do, and copies take it in order of issue.
 """
@@ -21,7 +22,8 @@ from minidnn.codec.rates import MEASURED, CodecRates
 from minidnn.errors import ArgumentError, OutOfDeviceMemory
 from minidnn.memory.pool import Block, Pool
 from minidnn.plan.compress import TYPICAL
-from minidnn.profile.profile import Link, Profile
+from minidnn.profile.profile import Link, Profile, Shares
+from minidnn.run.loads import Loads
 from minidnn.run.timeline import Span, Timeline
 from minidnn.schedule.actions import (
     COMPUTE,
@@ -48,13 +50,18 @@ from minidnn.schedule.actions import (
 )  # fmt: skip
 from minidnn.schedule.lifetimes import pool_role
 
+MOST, SETTLED = 8, 1e-3
+"""Where computations slow copies, each iteration knows better than the one before what runs beside them: at most so
+many follow each other, until the time changes by no more than that share."""
+
 
 @dataclass(frozen=True)
 class Simulation:
     """What a schedule would do: times in ms, sizes in bytes.
 
-    `iteration_ms` is that of the second of two iterations in sequence; infinite where a live pool ends in a request
-    that nothing pending can serve (`dead_end` says which). `peak_bytes` is the arena's need.
+    `iteration_ms` is that of the last of two iterations in sequence, or of more where computations slow copies;
+    infinite where a live pool ends in a request that nothing pending can serve (`dead_end` says which). `peak_bytes` is
+    the arena's need.
     """
 
     iteration_ms: float
@@ -80,15 +87,15 @@ def simulate(
     if profile.link is None:
         raise ArgumentError(f"profile ({profile.source}) has no link rates; use a measured profile or name a GPU")
     clock = _Clock(schedule, profile, profile.link, _Codecs(rates, density or {}))
-    started, dead_end = 0.0, ""
+    dead_end = ""
     try:
-        clock.iterate()
-        started = clock.begin_next()
-        clock.iterate()
+        took = [clock.iterate(), clock.iterate()]
+        while clock.loads.begins and len(took) < MOST and abs(took[-1] - took[-2]) > SETTLED * took[-1]:
+            took.append(clock.iterate())
     except OutOfDeviceMemory as error:
         dead_end = str(error)
     return Simulation(
-        inf if dead_end else clock.now - started, clock.timeline(started), clock.peak_bytes, schedule.pinned_bytes,
+        inf if dead_end else took[-1], clock.timeline(), clock.peak_bytes, schedule.pinned_bytes,
         schedule.offloaded_bytes, dead_end,
     )  # fmt: skip
 
@@ -114,7 +121,9 @@ class _Clock:
         self.last: dict[str, _Moment] = dict.fromkeys(schedule.lanes, _Moment(0.0))
         self.link_free: dict[bool, float] = {False: 0.0, True: 0.0}  # by direction: whether to the host
         self.done: dict[Token, _Moment] = {}
-        self.times: dict[tuple[str, str], float] = {}
+        self.costs: dict[tuple[str, str], tuple[float, Shares]] = {}
+        self.started = 0.0
+        self.loads, self.before = Loads(), Loads()  # of this iteration, and of the one before
         self.spans: list[Span] = []
         self.changes: list[tuple[float, int]] = []
         self.pool = _LivePool(schedule) if schedule.placement == "live" else None
@@ -136,24 +145,24 @@ class _Clock:
     def peak_bytes(self) -> int:
         return self.schedule.persistent_bytes + self.pool.peak if self.pool else self.schedule.peak_bytes
 
-    def iterate(self) -> None:
-        """Walk the schedule once. Raises OutOfDeviceMemory at a dead end of a live pool."""
-        for action in self.schedule.actions:
-            self.handlers[type(action)](action)
-
-    def begin_next(self) -> float:
-        """Forget what the iteration recorded; return when it ended."""
+    def iterate(self) -> float:
+        """Walk the schedule once, from when the iteration before has ended; return how long it took, in ms. Raises
+        OutOfDeviceMemory at a dead end of a live pool."""
         self.done.clear()
         self.codecs.packing.clear()
         self.codecs.copied.clear()
         self.spans.clear()
         self.changes.clear()
-        return self.now
+        self.loads, self.before = Loads(), self.loads
+        self.started = self.now
+        for action in self.schedule.actions:
+            self.handlers[type(action)](action)
+        return self.now - self.started
 
-    def timeline(self, started: float) -> Timeline:
-        """What was recorded, from `started` on. An early batch was copied before: it is drawn where the next one's copy
+    def timeline(self) -> Timeline:
+        """What the iteration recorded. An early batch was copied before: it is drawn where the next one's copy
         runs, beside this iteration."""
-        spans = []
+        started, spans = self.started, []
         for s in self.spans:
             early = s.start_ms < s.end_ms <= started
             begin = started - (self.now - started) if early else started
@@ -199,16 +208,19 @@ class _Clock:
 
     def launch(self, action: Launch) -> None:
         key = (action.launch.name, action.algorithm)
-        if key not in self.times:
-            self.times[key] = self.profile.time_ms(self.schedule.graph, action.launch, action.algorithm)
+        if key not in self.costs:
+            self.costs[key] = self.profile.cost(self.schedule.graph, action.launch, action.algorithm)
+        ms, shares = self.costs[key]
         rows = action.rows
-        share = (rows[1] - rows[0]) / self.schedule.graph.batch if rows else 1.0
-        self.work(action, self.ready(action), self.times[key] * share)
+        start, ms = self.ready(action), ms * ((rows[1] - rows[0]) / self.schedule.graph.batch if rows else 1.0)
+        self.work(action, start, ms)
+        self.loads.add(start - self.started, start + ms - self.started, shares)
 
     def copy(self, action: Copy) -> None:
         out = isinstance(action, Offload)
         start = max(self.ready(action), self.link_free[out])
-        self.work(action, start, self.link.ms(action.host.nbytes, out), "offload" if out else "prefetch")
+        ms = self.before.copy_ms(start - self.started, self.link.ms(action.host.nbytes, out), out)
+        self.work(action, start, ms, "offload" if out else "prefetch")
         self.link_free[out] = self.at[action.lane]
         if not self.link.duplex:
             self.link_free[not out] = self.at[action.lane]

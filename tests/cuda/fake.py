@@ -20,7 +20,7 @@ from minidnn.ops.array import Array
 from minidnn.ops.kernels import Launcher
 from minidnn.ops.numpy_ops import OPS
 from minidnn.ops.plans import PlanStore, Problem
-from minidnn.profile.profile import Algorithm, HostCosts, Link
+from minidnn.profile.profile import Algorithm, HostCosts, Link, Shares
 from tests.cuda.support import POISON, EmulatedKernels
 
 TOTAL = 2**30
@@ -202,6 +202,7 @@ def fake_cuda(**options: Any) -> Iterator[tuple[CudaDevice, RuntimeLibrary]]:
     measured: dict[str, Any] = {
         "op_times": lambda device, work, scratch: dict.fromkeys(work, 1.0), "link_rates": lambda device: LINK,
         "host_times": lambda device, graph, ways, scratch: HostCosts(0.01, 0.005, 0.02),
+        "copy_shares": lambda device, graph, ways, scratch: [Shares(0.8, 0.9)] * len(ways),
         "times_in_place": lambda device, graph, ways, scratch: {key: way.ms for key, way in ways.items()},
     }  # fmt: skip
     parts = patch.multiple("minidnn.device.cuda", **replaced), patch.multiple("minidnn.device.cuda_profile", **measured)

@@ -13,7 +13,7 @@ from minidnn import Trainer, nn, optim
 from minidnn.device.cuda import CudaDevice
 from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError, DeviceError, OutOfDeviceMemory
-from minidnn.profile.profile import Algorithm, HostCosts
+from minidnn.profile.profile import Algorithm, HostCosts, Shares, op_key
 from tests.cuda.fake import LINK, TOTAL, HostPlans, RuntimeLibrary, fake_cuda
 from tests.cuda.support import why_no_cuda, why_no_emulator
 
@@ -226,6 +226,43 @@ def test_plans_are_as_slow_as_the_fastest_is_in_the_iteration(in_place: float, s
             assert [profile.algorithms(graph, op)[0].ms for op in others] == [1.0] * len(others)
         device.profile(other)
     assert asked == [graph, other]
+
+
+def test_what_copies_keep_is_measured_once_for_what_lasts_and_may_be_chosen() -> None:
+    from minidnn.device.cuda_profile import LASTS, worth_choosing
+    from minidnn.graph.build import build
+    from minidnn.graph.graph import Graph, Target
+    from minidnn.graph.op import Op
+
+    fast, lean, slow, sure, late = (
+        Algorithm("fast", 100, 1.0, deterministic=False), Algorithm("lean", 10, 2.0, deterministic=False),
+        Algorithm("slow", 10, 3.0, deterministic=False), Algorithm("sure", 50, 4.0), Algorithm("late", 50, 5.0),
+    )  # fmt: skip
+    assert worth_choosing((fast, lean, slow, sure, late)) == (fast, lean, sure)
+
+    graph = build(network(), nn.CrossEntropyLoss(), (4, 3, 12, 12), Target("native", "tf32", "NHWC"))
+    asked: list[tuple[str, str]] = []
+
+    def copy_shares(_: CudaDevice, graph: Graph, ways: list[tuple[Op, Algorithm]], scratch: int) -> list[Shares]:
+        asked.extend((op_key(graph, op), way.name) for op, way in ways)
+        return [Shares(0.5 if way.name == "host" else 0.25, 0.75) for _, way in ways]
+
+    times = iter([3.0, 1.0, LASTS / 2, LASTS / 4] * 20)
+    with (
+        fake_cuda() as (device, _),
+        patch("minidnn.device.cuda_profile.copy_shares", copy_shares),
+        patch.object(device, "milliseconds", lambda *arguments: next(times)),
+    ):
+        profile = device.profile(graph)
+        assert device.profile(graph) == profile
+    assert len(asked) == len(set(asked)) > len(profile.entries) / 2
+    for key, ways in profile.entries.items():
+        for way in ways:
+            expected = (0.5 if way.name == "host" else 0.25, 0.75) if (key, way.name) in asked else (1.0, 1.0)
+            assert way.shares == expected
+            assert way.ms is not None
+            if way in worth_choosing(ways):
+                assert ((key, way.name) in asked) == (way.ms >= LASTS)
 
 
 def test_plans_without_room_to_measure_do_not_cost_time_again() -> None:

@@ -16,8 +16,8 @@ from minidnn.graph.tensor import Role, Tensor
 from minidnn.ops.array import Array
 from minidnn.ops.cudnn_ops import problem
 from minidnn.ops.cudnn_plans import COMPILED, Plans
-from minidnn.ops.plans import FUSED, PADDED, PREPARED, ROUNDED, PlanStore, Problem, kind_of, split_of
-from minidnn.profile.profile import Algorithm, HostCosts
+from minidnn.ops.plans import FORMAT, FUSED, PADDED, PREPARED, ROUNDED, PlanStore, Problem, kind_of, split_of
+from minidnn.profile.profile import Algorithm, HostCosts, Shares
 
 WINDOW: dict[str, Any] = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1)}
 Notes = Enum(
@@ -370,17 +370,22 @@ def test_times_of_other_kernels_are_forgotten(tmp_path: Path) -> None:
     store = PlanStore(path, "old")
     store.add_times({"max_pool2d_forward": 0.5})
     store.add_host("net", HostCosts(0.01, 0.005, 0.02))
+    store.add_shares({"max_pool2d_forward default": Shares(0.5, 0.75)})
     store.put("conv", (Algorithm("eng0", 0, 1.0),), {})
     store.save()
-    assert PlanStore(path, "old").times == {"max_pool2d_forward": 0.5}
+    older = PlanStore(path, "old")
+    assert older.times == {"max_pool2d_forward": 0.5}
+    assert older.shares == {"max_pool2d_forward default": (0.5, 0.75)}
     newer = PlanStore(path, "new")
+    assert newer.shares == {}
     assert (newer.times, newer.host, newer.algorithms("conv")[0].ms) == ({}, {"net": (0.01, 0.005, 0.02)}, 1.0)
 
 
 def test_a_damaged_store_counts_as_empty_and_so_does_an_older_one(tmp_path: Path) -> None:
     path = tmp_path / "plans.json"
-    wrong_link = '{"format": 6, "host": {"a": [1, 1, 1]}, "times": {}, "slowdown": {}, "link": {"up": 1}, "plans": {}}'
-    older = '{"format": 5, "host": [1, 1, 1], "times": {"a": 1}, "slowdown": {}, "link": null, "plans": {"b": []}}'
+    rest = '"host": {"a": [1, 1, 1]}, "times": {"a": 1}, "slowdown": {}, "shares": {}, "plans": {"b": []}}'
+    wrong_link = f'{{"format": {FORMAT}, "link": {{"up": 1}}, {rest}'
+    older = f'{{"format": {FORMAT - 1}, "link": null, {rest}'
     for text in ("{", "[]", '{"plans": {}}', wrong_link, older):
         path.write_text(text)
         store = PlanStore(path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from math import ceil
 from unittest.mock import patch
 
 import pytest
@@ -102,3 +104,43 @@ def test_link_rates_are_bytes_over_time() -> None:
         assert min(link.d2h, link.h2d) > 1e6
         assert link.latency_ms >= 0
         assert (device.memory_info().used, device.memory_info().pinned) == (0, 0)
+
+
+@pytest.mark.parametrize(("alone", "expected"), [(1.0, (0.8, 1.0)), (1.25, (1.0, 1.0))])
+def test_what_copies_keep_beside_an_op_is_their_time_alone_over_that_beside_it(
+    monkeypatch: pytest.MonkeyPatch, alone: float, expected: tuple[float, float]
+) -> None:
+    """Here a copy to the host takes 1.25 ms beside an op, one back 1.01, and in every other round twice as long."""
+    graph, events = training_step(), list[str]()
+    op = next(op for op in graph.ops if op.function == "max_pool2d_forward")
+    ways = [(op, Algorithm(ms=0.5))] * 3
+    monkeypatch.setattr(measure, "BESIDE_BYTES", 4096)
+    with HostDevice() as device:
+        launcher, copy_out, copy_in, elapsed = device.launcher, device.copy_out, device.copy_in, device.elapsed_ms
+
+        def seen(name: str, call: Callable[..., object]) -> Callable[..., object]:
+            def do(*arguments: object) -> object:
+                events.append(name)
+                return call(*arguments)
+
+            return do
+
+        def elapsed_ms(begin: object, end: object) -> float:
+            assert elapsed(begin, end) >= 0
+            times.append(None)
+            to_host, window = len(times) % 2, (len(times) - 1) // 2
+            if window < measure.REPEATS:
+                return alone
+            slow = 1 + (window - measure.REPEATS) // len(ways) % 2
+            return (1.25 if to_host else 1.01) * slow
+
+        times: list[None] = []
+        monkeypatch.setattr(device, "launcher", lambda *arguments: seen("launch", launcher(*arguments)))
+        monkeypatch.setattr(device, "copy_out", seen("out", copy_out))
+        monkeypatch.setattr(device, "copy_in", seen("in", copy_in))
+        monkeypatch.setattr(device, "elapsed_ms", elapsed_ms)
+        assert measure.copy_shares(device, graph, ways, 1000) == [expected] * 3
+        assert (device.memory_info().used, device.memory_info().pinned) == (0, 0)
+    beside = events[2 * measure.REPEATS :]
+    count = ceil(2 * alone * measure.OUTLAST / 0.5)
+    assert beside == ["launch", "out", "in", *["launch"] * (count - 1)] * (3 * measure.ROUNDS)

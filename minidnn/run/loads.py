@@ -1,0 +1,39 @@
+"""How long copies take beside what computes: some kernels leave them less than the link's rate (`Algorithm.shares`)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from minidnn.profile.profile import UNDISTURBED, Shares
+
+
+class Loads:
+    """When, in an iteration that begins at 0, a computation slowed copies, in ms, in order."""
+
+    def __init__(self) -> None:
+        self.begins: list[float] = []
+        self.ends: list[float] = []
+        self.shares: list[Shares] = []
+
+    def add(self, begin: float, end: float, shares: Shares) -> None:
+        """A computation after those before. One that leaves copies alone is none."""
+        if shares != UNDISTURBED:
+            self.begins.append(begin)
+            self.ends.append(end)
+            self.shares.append(shares)
+
+    def copy_ms(self, begin: float, alone_ms: float, to_host: bool) -> float:
+        """Time of a copy that begins then and takes `alone_ms` where nothing slows it."""
+        at, left = begin, alone_ms
+        for i in range(bisect_right(self.ends, begin), len(self.ends)):
+            free = self.begins[i] - at
+            if left <= free:
+                break
+            if free > 0:
+                at, left = self.begins[i], left - free
+            share = self.shares[i].d2h if to_host else self.shares[i].h2d
+            slowed = min(left / share, self.ends[i] - at)
+            at, left = at + slowed, left - slowed * share
+            if left <= 0:
+                break
+        return at + left - begin
