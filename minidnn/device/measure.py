@@ -36,6 +36,9 @@ NOTICED = 0.97
 ROUNDS = 3
 """Iterations that are issued to see what a launch costs the host: the first one compiles, and a median forgets it. And
 rounds of copies beside ops."""
+IN_A_ROW, SHIFT = 16, 5
+"""So many launches are issued without a wait: a card's queue has an end, and a host that meets it waits for the card.
+In every round it is other launches that follow a wait, and the median forgets that too."""
 ISSUES = 64
 """Events that are recorded to see what an action costs the host."""
 SETTLING = 0.8
@@ -82,14 +85,14 @@ def host_times(device: Device, graph: Graph, algorithms: Mapping[str, Algorithm]
 
         def launch_ms(waiting: bool) -> float:
             found: list[list[float]] = []
-            for _ in range(ROUNDS):
+            for i in range(ROUNDS):
                 times = []
-                for launch in launches:
-                    times.append(_host_ms(launch))
-                    if waiting:
+                for j, launch in enumerate(launches):
+                    if waiting or (j + i * SHIFT) % IN_A_ROW == 0:
                         device.host_sync(stream)
-                device.host_sync(stream)
+                    times.append(_host_ms(launch))
                 found.append(times)
+            device.host_sync(stream)
             return fmean(map(median, zip(*found, strict=True)))
 
         in_a_row, after_a_wait = launch_ms(waiting=False), launch_ms(waiting=True)

@@ -69,8 +69,30 @@ def test_what_the_host_costs_is_launches_actions_and_what_a_wait_adds(monkeypatc
         monkeypatch.setattr(device, "host_wait", lambda event: clock.passes(0.004))
         found = measure.host_times(device, graph, {}, 1000)
         assert (device.memory_info().used, device.memory_info().pinned) == (0, 0)
-    first = 3 / len(graph.ops)  # of those in a row the first one follows a wait too, but in the first round
-    assert found == pytest.approx((10 + first, 2, 3 - first + 4))
+    assert found == pytest.approx((10, 2, 3 + 4))
+
+
+def test_a_host_that_meets_the_end_of_the_cards_queue_is_not_what_a_launch_costs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here the queue takes 20 launches; then one takes until the card has computed another: 500 ms."""
+    clock, graph, pending = Clock(), training_step(), 0
+    assert len(graph.ops) > 20
+    monkeypatch.setattr(measure, "perf_counter", clock)
+
+    def launch() -> None:
+        nonlocal pending
+        clock.passes(0.010 if pending < 20 else 0.5)
+        pending = min(pending + 1, 20)
+
+    def host_sync(stream: object) -> None:
+        nonlocal pending
+        pending = 0
+
+    with HostDevice() as device:
+        monkeypatch.setattr(device, "launcher", lambda *arguments: launch)
+        monkeypatch.setattr(device, "host_sync", host_sync)
+        assert measure.host_times(device, graph, {}, 1000).launch_ms == pytest.approx(10)
 
 
 def test_every_op_gets_a_time_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
