@@ -92,6 +92,29 @@ def max_pooling(on: Context) -> Iterator[Case]:
             )  # fmt: skip
 
 
+def max_pooling_without_index(on: Context) -> Iterator[Case]:
+    """As the paper's graph saves X and Y, and as windows are too large for an index of one byte."""
+    for name, k in (("2x2 224", 2), ("224x224", 224)):
+        for form, dtype, nhwc in FORMS:
+            x = normal(64, 64, 224, 224, dtype=dtype, nhwc=nhwc).requires_grad_()
+            wanted = F.max_pool2d(x, k, k)
+            y = poisoned(wanted.detach())
+            dy = torch.randn_like(y)
+            (expected,) = torch.autograd.grad(wanted, x, dy)
+            x, dx, wanted = x.detach(), poisoned(x.detach()), wanted.detach()
+            geometry: dict[str, Any] = {"kernel": (k, k), "stride": (k, k), "padding": NO_PADDING, "dilation": (1, 1)}
+            yield Case(
+                f"max pool {name} forward without index, {form}",
+                pool_ops.max_pool2d_forward(on, x=array(x), y=array(y), **geometry),
+                size(x, y), lambda y=y, wanted=wanted: gap(y, wanted), 0.0,
+            )  # fmt: skip
+            yield Case(
+                f"max pool {name} backward from X and Y, {form}",
+                pool_ops.max_pool2d_backward(on, dy=array(dy), x=array(x), y=array(wanted), dx=array(dx), **geometry),
+                size(dy, x, y, dx), lambda dx=dx, expected=expected: gap(dx, expected), tolerance(dtype),
+            )  # fmt: skip
+
+
 def average_pooling(on: Context) -> Iterator[Case]:
     for name, shape, window in [("7x7 global", (256, 2048, 7, 7), None), ("3x3", (64, 256, 56, 56), (3, 1, 1))]:
         for form, dtype, nhwc in FORMS:
@@ -350,4 +373,7 @@ def updates(on: Context) -> Iterator[Case]:
                lambda: gap(clip, 1.0 / (norm.float().reshape(1) + 1e-6)), 1e-5)  # fmt: skip
 
 
-FAMILIES = (max_pooling, average_pooling, normalization, bias_gradient, elementwise, dropout_and_losses, updates)
+FAMILIES = (
+    max_pooling, max_pooling_without_index, average_pooling, normalization, bias_gradient, elementwise,
+    dropout_and_losses, updates,
+)  # fmt: skip

@@ -246,39 +246,58 @@ __device__ __forceinline__ void max_pool_backward(const T* dy, const i8* index, 
     }
 }
 
-// The index written anew from X, for graphs whose pooling saved X and Y: the tap that forward would have saved.
+// Whether a tap of a window is the one that forward would have saved, where X and the maximum are `value` (or both are
+// NaN): no tap before it is as large, or no tap behind it is NaN.
 template <typename T>
-__device__ __forceinline__ void max_pool_backward_recompute(const T* dy, const T* x, T* dx, int N, Pool g, Split split,
-                                                            u32 count, Strides sx, Strides sy) {
+__device__ __forceinline__ bool chosen(const T* source, float value, int r, int s, int h, int w, const Pool& g,
+                                       const Strides& sx) {
+    const bool nan = value != value;
+    const int from = nan ? r : 0, to = nan ? g.R - 1 : r;
+    for (int a = from; a <= to; a++) {
+        int row = h + (a - r) * g.dilation_h;
+        if (row < 0 || row >= g.H) continue;
+        const int begin = nan && a == r ? s + 1 : 0, end = !nan && a == r ? s : g.S;
+        for (int b = begin; b < end; b++) {
+            int column = w + (b - s) * g.dilation_w;
+            if (column < 0 || column >= g.W) continue;
+            float other = to_float(source[row * sx.h + column * sx.w]);
+            if (nan ? other != other : other == value) return false;
+        }
+    }
+    return true;
+}
+
+// Without an index, from X and Y, whatever the window's size: a pixel looks at the rest of a window only where it is as
+// large as its maximum, and then no further than to one that comes first.
+template <typename T, bool LAST>
+__device__ __forceinline__ void max_pool_backward_again(const T* dy, const T* x, const T* y, T* dx, int N, Pool g,
+                                                        Split split, u32 count, Strides sx, Strides sy) {
     u32 i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
     Place at = place(i, split);
-    int c = at.outer, h = at.middle, w = at.inner;
+    int c = LAST ? at.inner : at.outer, h = LAST ? at.outer : at.middle, w = LAST ? at.middle : at.inner;
     int top = h + g.pad_h, left = w + g.pad_w;
     int p0 = top - (g.R - 1) * g.dilation_h, q0 = left - (g.S - 1) * g.dilation_w;
     p0 = p0 <= 0 ? 0 : (p0 + g.stride_h - 1) / g.stride_h;
     q0 = q0 <= 0 ? 0 : (q0 + g.stride_w - 1) / g.stride_w;
     for (int n = blockIdx.y; n < N; n += gridDim.y) {
         const T* source = x + n * sx.n + (i64)c * sx.c;
+        const float value = to_float(source[h * sx.h + w * sx.w]);
         float sum = 0.0f;
-        for (int p = p0; p < g.P && p * g.stride_h <= top; p++)
+        for (int p = p0; p < g.P && p * g.stride_h <= top; p++) {
+            int r = top - p * g.stride_h;
+            if (r % g.dilation_h) continue;
+            r /= g.dilation_h;
             for (int q = q0; q < g.Q && q * g.stride_w <= left; q++) {
-                float best = -__uint_as_float(INFINITY_BITS);
-                int best_h = -1, best_w = -1;
-                for (int r = 0; r < g.R; r++)
-                    for (int s = 0; s < g.S; s++) {
-                        int row = p * g.stride_h - g.pad_h + r * g.dilation_h;
-                        int column = q * g.stride_w - g.pad_w + s * g.dilation_w;
-                        if (row < 0 || column < 0 || row >= g.H || column >= g.W) continue;
-                        float value = to_float(source[row * sx.h + column * sx.w]);
-                        if (best_h < 0 || value > best || value != value) {
-                            best = value;
-                            best_h = row;
-                            best_w = column;
-                        }
-                    }
-                if (best_h == h && best_w == w) sum += to_float(dy[n * sy.n + c * sy.c + p * sy.h + q * sy.w]);
+                int s = left - q * g.stride_w;
+                if (s % g.dilation_w) continue;
+                s /= g.dilation_w;
+                i64 offset = n * sy.n + (i64)c * sy.c + p * sy.h + q * sy.w;
+                float maximum = to_float(y[offset]);
+                bool largest = value == maximum || (value != value && maximum != maximum);
+                if (largest && chosen<T>(source, value, r, s, h, w, g, sx)) sum += to_float(dy[offset]);
             }
+        }
         dx[n * sx.n + c * sx.c + h * sx.h + w * sx.w] = from_float<T>(sum);
     }
 }
@@ -338,10 +357,12 @@ MAX_POOL_TILE(float, 1, nchw, false, f32_k3s2, 3, 2)
 MAX_POOL_TILE(bf16, 1, nchw, false, bf16_k2s2, 2, 2)
 MAX_POOL_TILE(bf16, 1, nchw, false, bf16_k3s2, 3, 2)
 
-#define MAX_POOL_RECOMPUTE(T, VARIANT)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_recompute_##VARIANT(                        \
-        const T* dy, const T* x, T* dx, int N, Pool g, Split split, u32 count, Strides sx, Strides sy) {                \
-        max_pool_backward_recompute<T>(dy, x, dx, N, g, split, count, sx, sy);                                          \
+#define MAX_POOL_AGAIN(T, LAYOUT, LAST, VARIANT)                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_again_##LAYOUT##_##VARIANT(                 \
+        const T* dy, const T* x, const T* y, T* dx, int N, Pool g, Split split, u32 count, Strides sx, Strides sy) {    \
+        max_pool_backward_again<T, LAST>(dy, x, y, dx, N, g, split, count, sx, sy);                                     \
     }
-MAX_POOL_RECOMPUTE(float, f32)
-MAX_POOL_RECOMPUTE(bf16, bf16)
+MAX_POOL_AGAIN(float, nchw, false, f32)
+MAX_POOL_AGAIN(float, nhwc, true, f32)
+MAX_POOL_AGAIN(bf16, nchw, false, bf16)
+MAX_POOL_AGAIN(bf16, nhwc, true, bf16)

@@ -101,17 +101,18 @@ def max_pool2d_backward(
     on: Context, *, dy: Array, dx: Array, index: Array | None = None, x: Array | None = None, y: Array | None = None,
     kernel: Pair, stride: Pair, padding: Padding, dilation: Pair,
 ) -> Launcher:  # fmt: skip
-    """dX from dY and the saved index; without an index from X, whose windows are searched again."""
+    """dX from dY and the saved index; without an index from X and Y: the first of equal maxima, or the last NaN."""
     n, c, h, w = dx.shape4
     _, _, p, q = dy.shape4
     geometry = _geometry(dx, dy, kernel, stride, padding, dilation)
     if index is None:
-        if x is None:
-            raise ShapeError("max_pool2d_backward needs an index, or X")
-        split, count = _split("nchw", 1, c, h, w)
+        if x is None or y is None:
+            raise ShapeError("max_pool2d_backward got neither an index nor both X and Y; it needs one or the other")
+        layout = common_layout("max_pool2d_backward", dx, x, dy, y)
+        split, count = _split(layout, 1, c, h, w)
         return on.bind(
-            "pooling", f"max_pool_backward_recompute_{dy.code}", image_grid(count, n), BLOCK,
-            dy, x, dx, n, geometry, split, u32(count), Strides(dx), Strides(dy),
+            "pooling", f"max_pool_backward_again_{layout}_{dy.code}", image_grid(count, n), BLOCK,
+            dy, x, y, dx, n, geometry, split, u32(count), Strides(dx), Strides(dy),
         )  # fmt: skip
     layout = common_layout("max_pool2d_backward", dy, dx, index)
     if layout == "nchw" and (h, w) == (2 * p, 2 * q):

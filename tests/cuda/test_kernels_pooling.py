@@ -68,10 +68,40 @@ def test_the_last_nan_of_a_window_is_its_maximum(place: Place, layout: str, wind
     x[np.random.default_rng(1).random(shape) < 0.2] = np.nan
     x[np.random.default_rng(2).random(shape) < 0.2] = -np.inf
     outputs = {"y": ((*shape[:2], *out), "float32"), "index": ((*shape[:2], *out), "int8")}
-    parity(
-        place, "max_pool2d_forward", {"x": x}, outputs, layout, 0.0,
-        kernel=kernel, stride=stride, padding=padding, dilation=dilation, relu=True,
-    )  # fmt: skip
+    geometry: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+    parity(place, "max_pool2d_forward", {"x": x}, outputs, layout, 0.0, relu=True, **geometry)
+    del outputs["index"]
+    y = parity(place, "max_pool2d_forward", {"x": x}, outputs, layout, 0.0, **geometry)["y"][0]
+    saved = {"dy": normal(y.shape), "x": x, "y": y}
+    parity(place, "max_pool2d_backward", saved, {"dx": (shape, "float32")}, layout, 1e-6, **geometry)
+
+
+LARGE = {  # what no index of one byte tells
+    "whole image": ((2, 5, 24, 23), (24, 23), (24, 23), NO_PADDING, (1, 1), (1, 1)),
+    "overlapping": ((1, 8, 20, 21), (12, 13), (4, 3), ((1, 1), (2, 2)), (1, 1), (3, 5)),
+    "dilated": ((1, 3, 40, 41), (12, 12), (5, 4), NO_PADDING, (3, 2), (2, 5)),
+}
+
+
+@BOTH
+@LAYOUTS
+@pytest.mark.parametrize("window", LARGE)
+@pytest.mark.parametrize("values", ["few", "half zero", "NaN"])
+def test_windows_too_large_for_an_index_are_searched_again(
+    place: Place, window: str, layout: str, dtype: str, values: str
+) -> None:
+    shape, kernel, stride, padding, dilation, out = LARGE[window]
+    geometry: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+    x = np.round(normal(shape)).astype(numpy_dtype(dtype)) if values == "few" else normal(shape, dtype)
+    if values == "half zero":
+        x = np.minimum(x, 0).astype(x.dtype)  # the maximum is a zero in every window
+    if values == "NaN":
+        x[np.random.default_rng(1).random(shape) < 0.01] = np.nan
+    y_shape = (*shape[:2], *out)
+    y = parity(place, "max_pool2d_forward", {"x": x}, {"y": (y_shape, dtype)}, layout, 0.0, **geometry)["y"][0]
+    saved = {"dy": normal(y_shape, dtype, 1), "x": x, "y": y}
+    dx = parity(place, "max_pool2d_backward", saved, {"dx": (shape, dtype)}, layout, TOLERANCE[dtype], **geometry)
+    assert 0 < np.count_nonzero(dx["dx"][0]) <= np.prod(y_shape)
 
 
 def test_a_window_too_large_for_an_index_is_refused(place: Place) -> None:
