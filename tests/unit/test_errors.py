@@ -25,7 +25,7 @@ INTERNAL = {
 CONSTANT = {
     "argument is missing or two exclude each other": (
         "give either a MODEL", "simulate needs times", "--checkpoint-every needs", "--weights and --resume both",
-        "slots: one belongs to another loader", "max_pool2d_backward got neither", "max_pool2d_backward needs an index",
+        "slots: one belongs to another loader", "max_pool2d_backward got neither",
         "batch_norm_backward: relu needs Y",
     ),
     "the argument's value is said in words": (
