@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 SPARE = 256 * MiB
 """What measuring leaves free, for what the libraries take themselves."""
 LASTS = 0.1
-"""Beside an op that takes less, in ms, no copy is slowed by much."""
+"""What an op takes at least, in ms, for copies to be measured beside it: shorter ones are little of an iteration."""
 NOISE = 1.02
 """Measuring does not tell plans apart that take so many times as long as the fastest, or less."""
 
 
 def card_profile(device: CudaDevice, graph: Graph) -> Profile:
     """Entries for all ops of a graph, the link, and what the host costs. Where memory was too short to measure, times
-    are missing."""
+    are missing, and shares are 1."""
     store = device.plans(device.stream("compute")).store
     ops = {op_key(graph, op): op for op in graph.ops}
     convolutions = {key: op for key, op in ops.items() if op.function in CONVOLUTIONS}

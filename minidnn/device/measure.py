@@ -29,8 +29,10 @@ DUPLEX = 0.7
 LEAST = 512
 """So small a copy takes the link's latency and nothing else."""
 BESIDE_BYTES, OUTLAST, SHORT = 32 * MiB, 1.5, 0.01
-"""Copies beside an op: their size, and how many times their time the op is computed for, in launches that count as
-SHORT (ms) at least."""
+"""Copies beside an op: their size, and how many times their time the op is computed for at first, in launches that
+count as SHORT (ms) at least."""
+DOUBLINGS = 4
+"""So often twice as many launches are tried where copies outlast them; what waits until they end has a share near 0."""
 NOTICED = 0.97
 """A copy that keeps more of its rate than this is not slowed: rates that are measured twice differ as much."""
 ROUNDS = 3
@@ -142,14 +144,15 @@ def copy_shares(device: Device, graph: Graph, ways: Sequence[tuple[Op, Algorithm
     """What copies keep of their rates beside each of these ops, whose times are known. `scratch`: bytes that the device
     wants in front of an arena.
 
-    A copy each way runs beside launches that outlast both. Whatever else uses the link slows them as well: they are
-    repeated in rounds through all ops, and the fastest counts. Takes the memory of the largest operands; raises
-    OutOfDeviceMemory or OutOfPinnedMemory where that does not fit.
+    A copy each way, one after the other, runs beside launches that outlast both. Whatever else uses the link slows them
+    as well: they are repeated in rounds through all ops, and the fastest counts. Takes the memory of the largest
+    operands; raises OutOfDeviceMemory or OutOfPinnedMemory where that does not fit.
     """
     compute, out, back = device.stream("compute"), device.stream("d2h"), device.stream("h2d")
     with _in_place(device, graph, ways, scratch) as launches, _copies(device, BESIDE_BYTES) as (copy_out, copy_in):
 
-        def copies_ms(launch: Launcher, count: int) -> tuple[float, float]:
+        def copies_ms(launch: Launcher, count: int) -> tuple[float, float, float]:
+            """Of each copy, and by how much both outlasted the launches."""
             if count:
                 launch()
             stamps = [device.stamp(out)]
@@ -161,17 +164,25 @@ def copy_shares(device: Device, graph: Graph, ways: Sequence[tuple[Op, Algorithm
             stamps.append(device.stamp(back))
             for _ in range(1, count):
                 launch()
+            end = device.stamp(compute)
             for stream in (back, compute):
                 device.host_sync(stream)
-            return device.elapsed_ms(*stamps[:2]), device.elapsed_ms(*stamps[2:])
+            begin, *_, last = stamps
+            late = device.elapsed_ms(begin, last) - device.elapsed_ms(begin, end)
+            return device.elapsed_ms(*stamps[:2]), device.elapsed_ms(*stamps[2:]), late
 
-        d2h, h2d = (min(times) for times in zip(*(copies_ms(launches[0], 0) for _ in range(REPEATS)), strict=True))
+        d2h, h2d, _ = (min(times) for times in zip(*(copies_ms(launches[0], 0) for _ in range(REPEATS)), strict=True))
         found = []
         counts = [ceil(OUTLAST * (d2h + h2d) / max(way.ms or 0.0, SHORT)) for _, way in ways]
+        most = [count << DOUBLINGS for count in counts]
         with bar("measuring copies beside operations", ROUNDS * len(ways)) as done:
             for _ in range(ROUNDS):
-                for launch, count in zip(launches, counts, strict=True):
-                    found.append(copies_ms(launch, count))
+                for i, launch in enumerate(launches):
+                    *times, late = copies_ms(launch, counts[i])
+                    while late > 0 and counts[i] < most[i]:
+                        counts[i] *= 2
+                        *times, late = copies_ms(launch, counts[i])
+                    found.append(times)
                     done.update()
     shares = []
     for i in range(len(ways)):
@@ -186,10 +197,10 @@ def _copies(device: Device, nbytes: int) -> Iterator[tuple[Launcher, Launcher]]:
     """A copy to the host and one back, each on its stream, of different memory."""
     out, back = device.stream("d2h"), device.stream("h2d")
     with ExitStack() as taken:
-        arena = device.arena(2 * nbytes)
-        taken.callback(device.give_back, arena)
         host = device.pinned(2 * nbytes)
         taken.callback(device.give_back, host)
+        arena = device.arena(2 * nbytes)
+        taken.callback(device.give_back, arena)  # first: it waits for copies that may still run
         yield (
             lambda: device.copy_out(arena, 0, host, 0, nbytes, out),
             lambda: device.copy_in(arena, nbytes, host, nbytes, nbytes, back),

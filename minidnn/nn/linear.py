@@ -93,12 +93,12 @@ class Flatten(Layer):
         if self._is_view(scope.x):
             return scope.x
         y = scope.activation(scope.x.shape, layout="NCHW")
-        scope.emit("layout", "layout", [("x", scope.x)], [("y", y)])
+        scope.emit("forward", "layout", [("x", scope.x)], [("y", y)])
         return y
 
     def backward(self, scope: Scope, dy: Tensor) -> Tensor | None:
         if not scope.needs_dx:
             return None
         dx = scope.dx()
-        scope.emit("layout", "layout", [("x", dy)], [("y", dx)])
+        scope.emit("backward_data", "layout", [("x", dy)], [("y", dx)])
         return dx

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minidnn.ops.array import Array
-from minidnn.profile.profile import Algorithm, HostCosts, Link, Shares
+from minidnn.profile.profile import Algorithm, HostCosts, Link, Shares, share
 from minidnn.units import round_up
 
 Pair = tuple[int, int]
@@ -206,19 +206,19 @@ class PlanStore:
         self.link: Link | None = None
         self.changed = False
         if path is not None and path.exists():
-            with suppress(OSError, ValueError, TypeError, KeyError):
+            with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # ArgumentErrors are ValueErrors
                 text = json.loads(path.read_text())
                 if text["format"] != FORMAT:
                     raise ValueError(text["format"])
                 link = Link(**text["link"]) if text["link"] else None
                 times = {str(key): float(ms) for key, ms in text["times"].items()}
-                self.host = {str(key): HostCosts(*map(float, costs)) for key, costs in text["host"].items()}
-                self.link = link
-                self.slowdown = {str(key): float(factor) for key, factor in text["slowdown"].items()}
-                shares = {str(key): Shares(*map(float, kept)) for key, kept in text["shares"].items()}
+                host = {str(key): HostCosts(*map(float, costs)) for key, costs in text["host"].items()}
+                slowdown = {str(key): float(factor) for key, factor in text["slowdown"].items()}
+                shares = {str(key): Shares(*map(share, kept)) for key, kept in text["shares"].items()}
+                entries = dict(text["plans"])
                 same = text.get("kernels", "") == kernels
+                self.link, self.host, self.slowdown, self.entries = link, host, slowdown, entries
                 self.times, self.shares = (times, shares) if same else ({}, {})
-                self.entries = dict(text["plans"])
 
     def add_times(self, times: Mapping[str, float]) -> None:
         """Keep the ms of ops by their profile keys."""

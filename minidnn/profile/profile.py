@@ -25,6 +25,11 @@ class Shares(NamedTuple):
 UNDISTURBED = Shares()
 
 
+def share(value: object) -> float:
+    """A copy's share of its rate, checked: above 0, at most 1."""
+    return number(value, "shares", 0, 1, bounds="(]")
+
+
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """One way to compute an op: its workspace in bytes, its time in ms where known, and what it leaves to copies."""
@@ -162,7 +167,7 @@ def _algorithm(fields: dict[str, Any]) -> Algorithm:
     found = Algorithm(**fields)
     workspace = _size(found.workspace)
     ms = None if found.ms is None else number(found.ms, "ms", 0, 1e12)
-    d2h, h2d = (number(share, "shares", 0, 1, bounds="(]") for share in found.shares)
+    d2h, h2d = map(share, found.shares)
     return Algorithm(str(found.name), workspace, ms, bool(found.deterministic), Shares(d2h, h2d))
 
 

@@ -8,7 +8,7 @@ from minidnn.profile.profile import UNDISTURBED, Shares
 
 
 class Loads:
-    """When, in an iteration that begins at 0, a computation slowed copies, in ms, in order."""
+    """When a computation slowed copies, in ms from the iteration's begin, in order."""
 
     def __init__(self) -> None:
         self.begins: list[float] = []
@@ -21,6 +21,19 @@ class Loads:
             self.begins.append(begin)
             self.ends.append(end)
             self.shares.append(shares)
+
+    def repeated(self, period: float) -> Loads:
+        """The same, and once more in an iteration of that length before: where an early batch is copied."""
+        found = Loads()
+        found.begins = [at - period for at in self.begins] + self.begins
+        found.ends = [at - period for at in self.ends] + self.ends
+        found.shares = self.shares * 2
+        return found
+
+    def near(self, other: Loads, ms: float) -> bool:
+        """Whether the same computations begin and end then, but for so many ms."""
+        pairs = zip(self.begins + self.ends, other.begins + other.ends, strict=False)
+        return len(self.ends) == len(other.ends) and all(abs(a - b) <= ms for a, b in pairs)
 
     def copy_ms(self, begin: float, alone_ms: float, to_host: bool) -> float:
         """Time of a copy that begins then and takes `alone_ms` where nothing slows it."""

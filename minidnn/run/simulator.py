@@ -52,7 +52,7 @@ from minidnn.schedule.lifetimes import pool_role
 
 MOST, SETTLED = 8, 1e-3
 """Where computations slow copies, each iteration knows better than the one before what runs beside them: at most so
-many follow each other, until the time changes by no more than that share."""
+many follow each other, until none of these computations moves by more than that share of the time."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def simulate(
     dead_end = ""
     try:
         took = [clock.iterate(), clock.iterate()]
-        while clock.loads.begins and len(took) < MOST and abs(took[-1] - took[-2]) > SETTLED * took[-1]:
+        while len(took) < MOST and not clock.loads.near(clock.before, SETTLED * took[-1]):
             took.append(clock.iterate())
     except OutOfDeviceMemory as error:
         dead_end = str(error)
@@ -123,7 +123,7 @@ class _Clock:
         self.done: dict[Token, _Moment] = {}
         self.costs: dict[tuple[str, str], tuple[float, Shares]] = {}
         self.started = 0.0
-        self.loads, self.before = Loads(), Loads()  # of this iteration, and of the one before
+        self.loads, self.before, self.beside = Loads(), Loads(), Loads()
         self.spans: list[Span] = []
         self.changes: list[tuple[float, int]] = []
         self.pool = _LivePool(schedule) if schedule.placement == "live" else None
@@ -153,7 +153,7 @@ class _Clock:
         self.codecs.copied.clear()
         self.spans.clear()
         self.changes.clear()
-        self.loads, self.before = Loads(), self.loads
+        self.loads, self.before, self.beside = Loads(), self.loads, self.loads.repeated(self.now - self.started)
         self.started = self.now
         for action in self.schedule.actions:
             self.handlers[type(action)](action)
@@ -219,7 +219,7 @@ class _Clock:
     def copy(self, action: Copy) -> None:
         out = isinstance(action, Offload)
         start = max(self.ready(action), self.link_free[out])
-        ms = self.before.copy_ms(start - self.started, self.link.ms(action.host.nbytes, out), out)
+        ms = self.beside.copy_ms(start - self.started, self.link.ms(action.host.nbytes, out), out)
         self.work(action, start, ms, "offload" if out else "prefetch")
         self.link_free[out] = self.at[action.lane]
         if not self.link.duplex:

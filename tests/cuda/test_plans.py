@@ -386,7 +386,15 @@ def test_a_damaged_store_counts_as_empty_and_so_does_an_older_one(tmp_path: Path
     rest = '"host": {"a": [1, 1, 1]}, "times": {"a": 1}, "slowdown": {}, "shares": {}, "plans": {"b": []}}'
     wrong_link = f'{{"format": {FORMAT}, "link": {{"up": 1}}, {rest}'
     older = f'{{"format": {FORMAT - 1}, "link": null, {rest}'
-    for text in ("{", "[]", '{"plans": {}}', wrong_link, older):
+    whole = f'{{"format": {FORMAT}, "link": null, {rest}'
+    path.write_text(whole)
+    assert (PlanStore(path).entries, PlanStore(path).times) == ({"b": []}, {"a": 1})
+    wrong = (("{}, \"plans", "[], \"plans"), ("{}, \"plans", '{"a": [0, 0]}, "plans'),
+             ("{}, \"plans", '{"a": [NaN, 1]}, "plans'), ('"shares": {}, ', ""), ('{"a": 1}', "[]"))  # fmt: skip
+    damaged = [whole.replace(old, new) for old, new in wrong]
+    assert whole not in damaged
+    for text in ("{", "[]", '{"plans": {}}', wrong_link, older, *damaged):
         path.write_text(text)
         store = PlanStore(path)
         assert (store.entries, store.times, store.link) == ({}, {}, None)
+        assert (store.host, store.slowdown, store.shares) == ({}, {}, {})

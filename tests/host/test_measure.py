@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from math import ceil
 from unittest.mock import patch
@@ -14,7 +13,8 @@ from minidnn.device import measure
 from minidnn.device.host import HostDevice
 from minidnn.graph.build import build
 from minidnn.graph.graph import Graph, Target
-from minidnn.profile.profile import Algorithm, op_key
+from minidnn.profile.profile import Algorithm, Shares, op_key
+from minidnn.run.loads import Loads
 
 
 def training_step() -> Graph:
@@ -128,41 +128,92 @@ def test_link_rates_are_bytes_over_time() -> None:
         assert (device.memory_info().used, device.memory_info().pinned) == (0, 0)
 
 
-@pytest.mark.parametrize(("alone", "expected"), [(1.0, (0.8, 1.0)), (1.25, (1.0, 1.0))])
+class Card:
+    """Virtual time: launches of 0.5 ms each from 0 on, a copy of 1 ms to the host beside them, and one back behind it.
+    Something else doubles the time of both in every other window."""
+
+    def __init__(self, shares: Shares, device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shares, self.windows, self.launches = shares, 0, 0
+        self.marks: list[list[float]] = []
+        self.seen: list[int] = []
+        monkeypatch.setattr(device, "launcher", lambda *arguments: self.launch)
+        monkeypatch.setattr(device, "stamp", self.stamp)
+        monkeypatch.setattr(device, "host_sync", self.host_sync)
+        monkeypatch.setattr(device, "elapsed_ms", lambda begin, end: end[0] - begin[0])
+
+    def launch(self) -> None:
+        self.launches += 1
+
+    def stamp(self, stream: object) -> list[float]:
+        self.marks.append([])
+        return self.marks[-1]
+
+    def host_sync(self, stream: object) -> None:
+        if not self.marks:
+            return
+        loads, end, ms = Loads(), 0.5 * self.launches, 1.0 + self.windows % 2
+        loads.add(0.0, end, self.shares)
+        there = loads.copy_ms(0.0, ms, to_host=True)
+        back = there + loads.copy_ms(there, ms, to_host=False)
+        for mark, at in zip(self.marks, (0.0, there, there, back, end), strict=True):
+            mark.append(at)
+        self.seen.append(self.launches)
+        self.windows, self.launches, self.marks = self.windows + 1, 0, []
+
+
+@pytest.mark.parametrize(
+    ("true", "found"),
+    [
+        ((1.0, 1.0), (1.0, 1.0)), ((0.98, 0.99), (1.0, 1.0)), ((0.8, 1.0), (0.8, 1.0)), ((0.5, 0.5), (0.5, 0.5)),
+        ((0.3, 0.9), (0.3, 0.9)), ((0.1, 0.1), (0.1, 0.1)), ((0.9, 0.2), (0.9, 0.2)),
+    ],
+)  # fmt: skip
 def test_what_copies_keep_beside_an_op_is_their_time_alone_over_that_beside_it(
-    monkeypatch: pytest.MonkeyPatch, alone: float, expected: tuple[float, float]
+    monkeypatch: pytest.MonkeyPatch, true: tuple[float, float], found: tuple[float, float]
 ) -> None:
-    """Here a copy to the host takes 1.25 ms beside an op, one back 1.01, and in every other round twice as long."""
-    graph, events = training_step(), list[str]()
+    graph = training_step()
     op = next(op for op in graph.ops if op.function == "max_pool2d_forward")
     ways = [(op, Algorithm(ms=0.5))] * 3
     monkeypatch.setattr(measure, "BESIDE_BYTES", 4096)
     with HostDevice() as device:
-        launcher, copy_out, copy_in, elapsed = device.launcher, device.copy_out, device.copy_in, device.elapsed_ms
-
-        def seen(name: str, call: Callable[..., object]) -> Callable[..., object]:
-            def do(*arguments: object) -> object:
-                events.append(name)
-                return call(*arguments)
-
-            return do
-
-        def elapsed_ms(begin: object, end: object) -> float:
-            assert elapsed(begin, end) >= 0
-            times.append(None)
-            to_host, window = len(times) % 2, (len(times) - 1) // 2
-            if window < measure.REPEATS:
-                return alone
-            slow = 1 + (window - measure.REPEATS) // len(ways) % 2
-            return (1.25 if to_host else 1.01) * slow
-
-        times: list[None] = []
-        monkeypatch.setattr(device, "launcher", lambda *arguments: seen("launch", launcher(*arguments)))
-        monkeypatch.setattr(device, "copy_out", seen("out", copy_out))
-        monkeypatch.setattr(device, "copy_in", seen("in", copy_in))
-        monkeypatch.setattr(device, "elapsed_ms", elapsed_ms)
-        assert measure.copy_shares(device, graph, ways, 1000) == [expected] * 3
+        with monkeypatch.context() as patch:
+            card = Card(Shares(*true), device, patch)
+            shares = measure.copy_shares(device, graph, ways, 1000)
+        assert shares == [pytest.approx(found)] * 3
         assert (device.memory_info().used, device.memory_info().pinned) == (0, 0)
-    beside = events[2 * measure.REPEATS :]
-    count = ceil(2 * alone * measure.OUTLAST / 0.5)
-    assert beside == ["launch", "out", "in", *["launch"] * (count - 1)] * (3 * measure.ROUNDS)
+    alone, beside = card.seen[: measure.REPEATS], card.seen[measure.REPEATS :]
+    assert set(alone) == {0}
+    assert min(beside) == ceil(2 * measure.OUTLAST / 0.5)
+
+
+def test_an_op_that_lets_no_copy_through_is_measured_with_so_many_launches_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = training_step()
+    op = next(op for op in graph.ops if op.function == "max_pool2d_forward")
+    monkeypatch.setattr(measure, "BESIDE_BYTES", 4096)
+    with HostDevice() as device, monkeypatch.context() as patch:
+        card = Card(Shares(1e-6, 1e-6), device, patch)
+        (shares,) = measure.copy_shares(device, graph, [(op, Algorithm(ms=0.5))], 1000)
+    assert shares.d2h < 0.03
+    assert max(card.seen) == ceil(2 * measure.OUTLAST / 0.5) << measure.DOUBLINGS
+
+
+@pytest.mark.parametrize("fails", ["pinned", "launch", "copy_out", "copy_in", "host_sync"])
+def test_nothing_stays_taken_where_copies_cannot_be_measured(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    graph = training_step()
+    op = next(op for op in graph.ops if op.function == "max_pool2d_forward")
+    monkeypatch.setattr(measure, "BESIDE_BYTES", 4096)
+
+    def fail(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with HostDevice() as device:
+        with monkeypatch.context() as patch:
+            if fails == "launch":
+                patch.setattr(device, "launcher", lambda *arguments: fail)
+            else:
+                patch.setattr(device, fails, fail)
+            with pytest.raises(KeyboardInterrupt):
+                measure.copy_shares(device, graph, [(op, Algorithm(ms=0.5))], 1000)
+        assert (device.memory_info().used, device.memory_info().pinned) == (0, 0)

@@ -37,6 +37,19 @@ def test_relu_behind_a_convolution_owns_no_op() -> None:
     assert dict(g.ops[0].attributes)["relu"] is True
 
 
+@pytest.mark.parametrize("target", [Target(), Target("paper"), NATIVE, BF16])
+@pytest.mark.parametrize("update", ["at-end", "per-layer"])
+def test_no_two_ops_have_one_name(target: Target, update: str) -> None:
+    """A plan has algorithms by name, and a simulation times."""
+    every = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.LocalResponseNorm(3), nn.MaxPool2d(2),
+        nn.Conv2d(4, 4, 3), nn.AvgPool2d(1), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4 * 2 * 2, 5), nn.Tanh(),
+        nn.Linear(5, 3),
+    )  # fmt: skip
+    names = [op.name for op in graph(every, target, update=update).ops]
+    assert len(names) == len(set(names))
+
+
 def test_paper_pooling_saves_x_and_y_and_native_an_index() -> None:
     assert set(reads(graph(), "2:backward_data")) == {"dy", "x", "y"}
     assert set(reads(graph(target=NATIVE), "2:backward_data")) == {"dy", "index"}

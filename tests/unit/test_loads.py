@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidnn.errors import ArgumentError
+from minidnn.graph.graph import Target
 from minidnn.profile.model import modelled
-from minidnn.profile.profile import UNDISTURBED, Algorithm, Profile, Shares
+from minidnn.profile.profile import UNDISTURBED, Algorithm, Link, Profile, Shares
+from minidnn.run import simulator
 from minidnn.run.choose import Options, choose
 from minidnn.run.loads import Loads
 from minidnn.run.simulator import simulate
@@ -68,6 +70,21 @@ def test_a_copys_time_is_what_its_rate_makes_of_it(
     assert ms - lost == pytest.approx(alone, abs=1e-9)
 
 
+def test_the_iteration_before_counts_for_what_begins_in_it() -> None:
+    found = loads((10, 20, Shares(0.5, 1.0)), (90, 100, Shares(0.25, 1.0))).repeated(100)
+    assert found.copy_ms(-90, 5, to_host=True) == pytest.approx(10)
+    assert found.copy_ms(-5, 5, to_host=True) == pytest.approx(5 + 3.75)
+    assert found.copy_ms(10, 5, to_host=True) == pytest.approx(10)
+
+
+def test_loads_are_near_each_other_where_none_moves_by_more() -> None:
+    found = loads((10, 20, Shares(0.5, 1.0)), (30, 40, Shares(0.25, 1.0)))
+    assert found.near(loads((10.5, 20, Shares(0.5, 1.0)), (30, 39.5, Shares(0.25, 1.0))), 0.5)
+    assert not found.near(loads((10, 20, Shares(0.5, 1.0)), (30, 39.4, Shares(0.25, 1.0))), 0.5)
+    assert not found.near(loads((10, 20, Shares(0.5, 1.0))), 0.5)
+    assert loads().near(loads(), 0.0)
+
+
 def slowed(profile: Profile, shares: Shares) -> Profile:
     entries = {key: tuple(replace(a, shares=shares) for a in found) for key, found in profile.entries.items()}
     return replace(profile, entries=entries)
@@ -120,3 +137,37 @@ def test_shares_are_in_the_file_and_wrong_ones_are_refused(tmp_path: Path) -> No
         path.write_text(text.replace("0.5", wrong))
         with pytest.raises(ArgumentError, match="is damaged or no profile"):
             Profile.load(path)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
+def test_an_early_batch_is_slowed_by_the_iteration_in_which_it_is_copied(share: float) -> None:
+    """A link so slow that the copy of the batch takes nearly the whole iteration that computes beside it."""
+    graph = graph_of("vgg16", 64, Target("native", "tf32", "NHWC"))
+    profile = modelled(graph, "h100")
+    compute = simulate(choose(graph, "base(p)", profile), profile).iteration_ms
+    nbytes = graph.tensors["input"].nbytes
+    profile = replace(profile, link=Link(1e12, nbytes / (0.9 * compute) * 1e3, 0.0))
+    schedule = choose(graph, "base(p)", profile)
+    found = simulate(schedule, slowed(profile, Shares(1.0, share)))
+    late = 0.9 * compute - share * compute  # what is left of the copy when all has been computed
+    assert found.iteration_ms == pytest.approx(compute + max(late, 0.0), rel=1e-2)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 443, 574, 1185, 1472, 1966])
+def test_settled_means_settled(seed: int) -> None:
+    """In all seeds but the first two the first two iterations happen to take as long."""
+    rng = random.Random(seed)
+    graph = random_chain(rng)
+    profile = random_profile(graph, rng)
+    shares = {
+        key: tuple(replace(a, shares=Shares(rng.uniform(0.3, 1), rng.uniform(0.3, 1))) for a in found)
+        for key, found in profile.entries.items()
+    }  # fmt: skip
+    profile = replace(profile, entries=shares)
+    for mode in ("vdnn:all(m)", "vdnn++:all(m)", "best"):
+        schedule = choose(graph, mode, profile)
+        found = simulate(schedule, profile).iteration_ms
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(simulator, "SETTLED", 0.0)
+            patch.setattr(simulator, "MOST", 40)
+            assert found == pytest.approx(simulate(schedule, profile).iteration_ms, rel=5e-3)
