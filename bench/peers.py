@@ -5,10 +5,11 @@
 
 Networks are torchvision's, dropout included; SGD with momentum; invented images. A step's time is the median of the
 intervals between device events at the ends of consecutive steps. minidnn copies its batch from pinned memory in every
-step; PyTorch is measured with the batch resident on the card, and with such a copy. `peak_bytes` is what the driver
-says is in use at most, sampled every 20 ms, less what was in use before (the context). PyTorch's caching allocator
-keeps what cuDNN's benchmark needed once: `steady_peak_bytes` is the same after that has been given back. A result file
-keeps what earlier runs on that card found; a row that is there is not measured again unless `--again` is given.
+step; PyTorch is measured with the batch resident on the card, and with such a copy. Every row has a process of its own:
+what libraries keep is in the peak and the start-up of each that wants them. `peak_bytes` is what the driver says is in
+use at most, sampled every 20 ms, less what was in use before (the context). PyTorch's caching allocator keeps what
+cuDNN's benchmark needed once: `steady_peak_bytes` is the same after that has been given back. A result file keeps what
+earlier runs on that card found; a row that is there is not measured again unless `--again` is given.
 
 A name with `heuristics` is without cudnn.benchmark. Compiled fp32 stays NCHW, as eager does: the compiler's own choice
 would be channels_last, for which strict fp32 has only slow algorithms, and minutes of trials (455 ms without trials,
@@ -19,14 +20,15 @@ activations that stay until others follow, the number of segments, the compiler'
 from __future__ import annotations
 
 import argparse
-import gc
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +86,8 @@ def torchs(network: str, batch: int, precision: str, peer: str) -> dict[str, Any
 
     torch.backends.cudnn.benchmark = not peer.endswith(HEURISTICS)
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    torch.cuda.reset_peak_memory_stats()
-    try:
-        with watched() as peak:
-            found = train_with_torch(network, batch, precision, peer.removesuffix(HEURISTICS), peak)
-    finally:
-        gc.collect()
-        torch._dynamo.reset()
-        torch.cuda.empty_cache()
-        empty = getattr(torch._C, "_host_emptyCache", None)  # pinned memory that the next peer may not find otherwise
-        if empty is not None:
-            empty()
+    with watched() as peak:
+        found = train_with_torch(network, batch, precision, peer.removesuffix(HEURISTICS), peak)
     return {**found, "peak_bytes": peak.nbytes}
 
 
@@ -180,8 +173,17 @@ def run_torch(step: Callable[[], None], steps: int) -> list[float]:
     return [a.elapsed_time(b) for a, b in pairwise(events)]
 
 
+def alone(peer: str, network: str, batch: int, precision: str) -> dict[str, Any]:
+    """One row, by a process of its own, which has no context on the card but its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(measure, peer, network, batch, precision).result()
+
+
 def measure(peer: str, network: str, batch: int, precision: str) -> dict[str, Any]:
     """One row."""
+    from cupy_backends.cuda.api import runtime
+
+    runtime.free(0)  # the context: nobody's peak counts it
     if peer.startswith("torch "):
         return torchs(network, batch, precision, peer.removeprefix("torch "))
     return ours(network, batch, precision, peer.removesuffix(" --graph"), peer.endswith("--graph"))
@@ -201,7 +203,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     from cupy_backends.cuda.api import runtime
 
-    runtime.free(0)  # the context: nobody's peak counts it
     card = runtime.getDeviceProperties(0)["name"].decode()
     deadline = None if arguments.seconds is None else time.monotonic() + arguments.seconds
     rows = Rows(f"peers-{card_of(card)}.json", arguments.out, arguments.again, deadline)
@@ -215,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 if not rows.wanted(key) or rows.late:
                     continue
                 try:
-                    row = rows.measure(key, partial(measure, peer, network, batch, precision))
+                    row = rows.measure(key, partial(alone, peer, network, batch, precision))
                 except Exception as error:  # one peer's failure is not the others'
                     print(f"{key}: {type(error).__name__}: {error}", flush=True)
                     continue
