@@ -200,43 +200,49 @@ __device__ __forceinline__ void max_pool_backward_pairs(const T* dy, const i8* i
     }
 }
 
+struct Windows {
+    int first, last;
+};
+
+// Along one axis, the windows that may reach a pixel of the padded image: they begin there or up to `reach` before it.
+__device__ __forceinline__ Windows covering(int at, int reach, int stride, int count) {
+    int earliest = at - reach;
+    return {earliest <= 0 ? 0 : (earliest + stride - 1) / stride, min(at / stride, count - 1)};
+}
+
 // Any geometry: one thread per input pixel (and V channels) adds up the windows that chose it.
-template <typename T, int V, bool LAST, int K, int ST>
+template <typename T, int V, bool LAST>
 __device__ __forceinline__ void max_pool_backward(const T* dy, const i8* index, T* dx, int N, Pool g, Split split,
                                                   u32 count, Strides sx, Strides sy) {
     u32 i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
     Place at = place(i, split);
     int c = LAST ? at.inner * V : at.outer, h = LAST ? at.outer : at.middle, w = LAST ? at.middle : at.inner;
-    const int R = K ? K : g.R, S = K ? K : g.S, dh = K ? 1 : g.dilation_h, dw = K ? 1 : g.dilation_w;
-    const int stride_h = K ? ST : g.stride_h, stride_w = K ? ST : g.stride_w;
     int top = h + g.pad_h, left = w + g.pad_w;
-    int p0 = top - (R - 1) * dh, q0 = left - (S - 1) * dw;
-    p0 = p0 <= 0 ? 0 : (p0 + stride_h - 1) / stride_h;
-    q0 = q0 <= 0 ? 0 : (q0 + stride_w - 1) / stride_w;
-    int p1 = min(top / stride_h, g.P - 1), q1 = min(left / stride_w, g.Q - 1);
+    const Windows rows = covering(top, (g.R - 1) * g.dilation_h, g.stride_h, g.P);
+    const Windows columns = covering(left, (g.S - 1) * g.dilation_w, g.stride_w, g.Q);
     for (int n = blockIdx.y; n < N; n += gridDim.y) {
         float sum[V];
 #pragma unroll
         for (int v = 0; v < V; v++) sum[v] = 0.0f;
-        for (int p = p0; p <= p1; p++) {
-            int r = top - p * stride_h;
-            if (dh > 1) {
-                if (r % dh) continue;
-                r /= dh;
+        for (int p = rows.first; p <= rows.last; p++) {
+            int r = top - p * g.stride_h;
+            if (g.dilation_h > 1) {
+                if (r % g.dilation_h) continue;
+                r /= g.dilation_h;
             }
-            for (int q = q0; q <= q1; q++) {
-                int s = left - q * stride_w;
-                if (dw > 1) {
-                    if (s % dw) continue;
-                    s /= dw;
+            for (int q = columns.first; q <= columns.last; q++) {
+                int s = left - q * g.stride_w;
+                if (g.dilation_w > 1) {
+                    if (s % g.dilation_w) continue;
+                    s /= g.dilation_w;
                 }
                 i64 offset = n * sy.n + c * sy.c + p * sy.h + q * sy.w;
                 Pack<i8, V> tap = load<i8, V>(index + offset);
                 Pack<T, V> gradient = load<T, V>(dy + offset);
 #pragma unroll
                 for (int v = 0; v < V; v++)
-                    if (tap.v[v] == r * S + s) sum[v] += to_float(gradient.v[v]);
+                    if (tap.v[v] == r * g.S + s) sum[v] += to_float(gradient.v[v]);
             }
         }
         Pack<T, V> result;
@@ -277,18 +283,17 @@ __device__ __forceinline__ void max_pool_backward_again(const T* dy, const T* x,
     Place at = place(i, split);
     int c = LAST ? at.inner : at.outer, h = LAST ? at.outer : at.middle, w = LAST ? at.middle : at.inner;
     int top = h + g.pad_h, left = w + g.pad_w;
-    int p0 = top - (g.R - 1) * g.dilation_h, q0 = left - (g.S - 1) * g.dilation_w;
-    p0 = p0 <= 0 ? 0 : (p0 + g.stride_h - 1) / g.stride_h;
-    q0 = q0 <= 0 ? 0 : (q0 + g.stride_w - 1) / g.stride_w;
+    const Windows rows = covering(top, (g.R - 1) * g.dilation_h, g.stride_h, g.P);
+    const Windows columns = covering(left, (g.S - 1) * g.dilation_w, g.stride_w, g.Q);
     for (int n = blockIdx.y; n < N; n += gridDim.y) {
         const T* source = x + n * sx.n + (i64)c * sx.c;
         const float value = to_float(source[h * sx.h + w * sx.w]);
         float sum = 0.0f;
-        for (int p = p0; p < g.P && p * g.stride_h <= top; p++) {
+        for (int p = rows.first; p <= rows.last; p++) {
             int r = top - p * g.stride_h;
             if (r % g.dilation_h) continue;
             r /= g.dilation_h;
-            for (int q = q0; q < g.Q && q * g.stride_w <= left; q++) {
+            for (int q = columns.first; q <= columns.last; q++) {
                 int s = left - q * g.stride_w;
                 if (s % g.dilation_w) continue;
                 s /= g.dilation_w;
@@ -307,10 +312,6 @@ __device__ __forceinline__ void max_pool_backward_again(const T* dy, const T* x,
     extern "C" __global__ void __launch_bounds__(THREADS) max_pool_forward_##LAYOUT##_##VARIANT(                        \
         const T* x, T* y, i8* index, int N, Pool g, Split split, u32 count, Strides sx, Strides sy, int relu) {         \
         max_pool_forward<T, V, LAST, K, ST>(x, y, index, N, g, split, count, sx, sy, relu);                             \
-    }                                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_##LAYOUT##_##VARIANT(                       \
-        const T* dy, const i8* index, T* dx, int N, Pool g, Split split, u32 count, Strides sx, Strides sy) {           \
-        max_pool_backward<T, V, LAST, K, ST>(dy, index, dx, N, g, split, count, sx, sy);                                \
     }
 MAX_POOL(float, 4, nhwc, true, f32x4_k2s2, 2, 2)
 MAX_POOL(float, 4, nhwc, true, f32x4_k3s2, 3, 2)
@@ -326,6 +327,18 @@ MAX_POOL(float, 1, nchw, false, f32, 0, 0)
 MAX_POOL(bf16, 1, nchw, false, bf16_k2s2, 2, 2)
 MAX_POOL(bf16, 1, nchw, false, bf16_k3s2, 3, 2)
 MAX_POOL(bf16, 1, nchw, false, bf16, 0, 0)
+
+#define MAX_POOL_BACKWARD(T, V, LAYOUT, LAST, VARIANT)                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_##LAYOUT##_##VARIANT(                       \
+        const T* dy, const i8* index, T* dx, int N, Pool g, Split split, u32 count, Strides sx, Strides sy) {           \
+        max_pool_backward<T, V, LAST>(dy, index, dx, N, g, split, count, sx, sy);                                       \
+    }
+MAX_POOL_BACKWARD(float, 4, nhwc, true, f32x4)
+MAX_POOL_BACKWARD(float, 1, nhwc, true, f32)
+MAX_POOL_BACKWARD(bf16, 8, nhwc, true, bf16x8)
+MAX_POOL_BACKWARD(bf16, 1, nhwc, true, bf16)
+MAX_POOL_BACKWARD(float, 1, nchw, false, f32)
+MAX_POOL_BACKWARD(bf16, 1, nchw, false, bf16)
 
 #define MAX_POOL_PAIRS(T, V, VARIANT)                                                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS) max_pool_forward_pairs_##VARIANT(                             \

@@ -62,7 +62,7 @@ def card_profile(device: CudaDevice, graph: Graph) -> Profile:
     }  # fmt: skip
     if not device.in_use:
         with suppress(OutOfDeviceMemory, OutOfPinnedMemory):
-            _measure_shares(device, graph, entries, store)
+            _measure_shares(device, graph, ops, entries, store)
     for key, found in entries.items():
         entries[key] = tuple(replace(a, shares=store.shares.get(_way_key(key, a), a.shares)) for a in found)
     source = f"measured on {device.name}, {device.libraries}"
@@ -98,10 +98,10 @@ def _measure_in_place(
 
 
 def _measure_shares(
-    device: CudaDevice, graph: Graph, entries: Mapping[str, tuple[Algorithm, ...]], store: PlanStore
-) -> None:
+    device: CudaDevice, graph: Graph, ops: Mapping[str, Op], entries: Mapping[str, tuple[Algorithm, ...]],
+    store: PlanStore,
+) -> None:  # fmt: skip
     """What copies keep of their rates beside every way to compute an op that lasts and that a plan may choose."""
-    ops = {op_key(graph, op): op for op in graph.ops}
     work = {
         _way_key(key, way): (ops[key], way) for key, found in entries.items() for way in worth_choosing(found)
         if way.ms is not None and way.ms >= LASTS

@@ -37,7 +37,7 @@ class Loads:
 
     def copy_ms(self, begin: float, alone_ms: float, to_host: bool) -> float:
         """Time of a copy that begins then and takes `alone_ms` where nothing slows it."""
-        at, left = begin, alone_ms
+        at, left, lost = begin, alone_ms, 0.0
         for i in range(bisect_right(self.ends, begin), len(self.ends)):
             free = self.begins[i] - at
             if left <= free:
@@ -46,7 +46,7 @@ class Loads:
                 at, left = self.begins[i], left - free
             share = self.shares[i].d2h if to_host else self.shares[i].h2d
             slowed = min(left / share, self.ends[i] - at)
-            at, left = at + slowed, left - slowed * share
+            at, left, lost = at + slowed, left - slowed * share, lost + slowed * (1 - share)
             if left <= 0:
                 break
-        return at + left - begin
+        return alone_ms + lost
