@@ -46,7 +46,7 @@ from minidnn.schedule.actions import MEMORY, Launch, Offload, Prefetch, Schedule
 from minidnn.units import format_size, parse_size
 
 SECONDS = 1.2
-STEPS = (9, 40)
+STEPS = (5, 40)
 """At least and at most so many timed steps, else SECONDS of them: a host that others use too copies at uneven speed."""
 PLANNERS = ("best", "dynprog", "greedy")
 SHARES = ("75%", "60%")

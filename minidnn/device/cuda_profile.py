@@ -72,11 +72,12 @@ def card_profile(device: CudaDevice, graph: Graph) -> Profile:
 
 
 def _measure_the_rest(device: CudaDevice, graph: Graph, ops: Mapping[str, Op], store: PlanStore) -> None:
-    """Whatever of these ops and the link is not known yet."""
+    """Whatever of these ops is not known yet, and with them the link, again: when it was measured before, others may
+    have used it."""
     work = {key: (graph, op) for key, op in ops.items() if key not in store.times}
     if work:
         store.add_times(op_times(device, work, device.scratch_bytes))
-    if store.link is None:
+    if work or store.link is None:
         store.add_link(link_rates(device))
 
 

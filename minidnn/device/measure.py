@@ -8,7 +8,7 @@ from functools import cache
 from itertools import pairwise
 from math import ceil
 from statistics import fmean, median
-from time import perf_counter
+from time import perf_counter, sleep
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +24,9 @@ from minidnn.units import MiB, round_up
 REPEATS = 5
 COPY_BYTES = 128 * MiB
 """One copy of a link measurement: long against its latency, short against everything else."""
+LINK_ROUNDS, PAUSE = 12, 0.025
+"""So often are the link's copies timed, with pauses (seconds): what else uses a host slows them in bursts, and the
+fastest count."""
 DUPLEX = 0.7
 """Both directions at once count as duplex where each keeps this share of its rate."""
 LEAST = 512
@@ -130,14 +133,18 @@ def times_in_place(device: Device, graph: Graph, algorithms: Mapping[str, Algori
 
 
 def link_rates(device: Device) -> Link:
-    """Rates of pinned copies, one direction at a time, and whether both keep them together."""
-    out, back = device.stream("d2h"), device.stream("h2d")
-    with _copies(device, COPY_BYTES) as (copy_out, copy_in):
-        d2h, h2d = milliseconds(device, copy_out, out), milliseconds(device, copy_in, back)
-        together = _both_ms(device, copy_out, copy_in)
-    with _copies(device, LEAST) as (copy_out, _):
-        latency = milliseconds(device, copy_out, out)
-    return Link(COPY_BYTES / d2h * 1e3, COPY_BYTES / h2d * 1e3, latency, together * DUPLEX <= max(d2h, h2d))
+    """Rates of pinned copies, one direction at a time, and whether both keep them together: what the link can do, not
+    what others leave of it at the moment."""
+    outward, inward = device.stream("d2h"), device.stream("h2d")
+    rounds = []
+    with _copies(device, COPY_BYTES) as (copy_out, copy_in), _copies(device, LEAST) as (least, _):
+        out, back = (copy_out, outward), (copy_in, inward)
+        for _ in range(LINK_ROUNDS):
+            times = [_copied_ms(device, *copies) for copies in ((out,), (back,), (out, back))]
+            rounds.append([*times, milliseconds(device, least, outward)])
+            sleep(PAUSE)
+    d2h, h2d, both, latency = (min(times) for times in zip(*rounds, strict=True))
+    return Link(COPY_BYTES / d2h * 1e3, COPY_BYTES / h2d * 1e3, latency, both * DUPLEX <= max(d2h, h2d))
 
 
 def copy_shares(device: Device, graph: Graph, ways: Sequence[tuple[Op, Algorithm]], scratch: int) -> list[Shares]:
@@ -313,17 +320,16 @@ def _spans(graph: Graph, op: Op) -> tuple[dict[str, tuple[str, int]], dict[str, 
     return offsets, ends
 
 
-def _both_ms(device: Device, copy_out: Launcher, copy_in: Launcher) -> float:
-    """Time of a copy in each direction at once."""
-    out, back = device.stream("d2h"), device.stream("h2d")
-    times = []
-    for _ in range(REPEATS):
-        begin = device.stamp(out)
-        device.wait(back, device.record(out))
-        copy_out()
-        copy_in()
-        device.wait(out, device.record(back))
-        end = device.stamp(out)
-        device.host_sync(out)
-        times.append(device.elapsed_ms(begin, end))
-    return median(times)
+def _copied_ms(device: Device, *copies: tuple[Launcher, Stream]) -> float:
+    """Time of copies that begin together, each on its stream."""
+    (_, first), *others = copies
+    begin = device.stamp(first)
+    for _, stream in others:
+        device.wait(stream, device.record(first))
+    for launch, _ in copies:
+        launch()
+    for _, stream in others:
+        device.wait(first, device.record(stream))
+    end = device.stamp(first)
+    device.host_sync(first)
+    return device.elapsed_ms(begin, end)

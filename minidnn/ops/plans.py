@@ -241,8 +241,8 @@ class PlanStore:
         self.changed = True
 
     def add_link(self, link: Link) -> None:
-        """Keep the link's rates."""
-        self.link = link
+        """Keep the link's rates, the fastest that were seen."""
+        self.link = link.fastest(self.link)
         self.changed = True
 
     def algorithms(self, key: str) -> tuple[Algorithm, ...]:

@@ -54,6 +54,13 @@ class Link:
         """Time of one copy."""
         return self.latency_ms + nbytes / (self.d2h if to_host else self.h2d) * 1e3
 
+    def fastest(self, other: Link | None) -> Link:
+        """The best of two measurements of one link: whatever else uses it makes it slower, never faster."""
+        if other is None:
+            return self
+        latency_ms = min(self.latency_ms, other.latency_ms)
+        return Link(max(self.d2h, other.d2h), max(self.h2d, other.h2d), latency_ms, self.duplex or other.duplex)
+
 
 def op_key(graph: Graph, op: Op) -> str:
     """Key of an op's entries: function, shapes, dtypes, layouts and attributes, so that equal work shares entries."""

@@ -17,7 +17,7 @@ from minidnn.ops.array import Array
 from minidnn.ops.cudnn_ops import problem
 from minidnn.ops.cudnn_plans import COMPILED, Plans
 from minidnn.ops.plans import FORMAT, FUSED, PADDED, PREPARED, ROUNDED, PlanStore, Problem, kind_of, split_of
-from minidnn.profile.profile import Algorithm, HostCosts, Shares
+from minidnn.profile.profile import Algorithm, HostCosts, Link, Shares
 
 WINDOW: dict[str, Any] = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1)}
 Notes = Enum(
@@ -379,6 +379,14 @@ def test_times_of_other_kernels_are_forgotten(tmp_path: Path) -> None:
     newer = PlanStore(path, "new")
     assert newer.shares == {}
     assert (newer.times, newer.host, newer.algorithms("conv")[0].ms) == ({}, {"net": (0.01, 0.005, 0.02)}, 1.0)
+
+
+def test_a_link_is_as_fast_as_it_was_ever_seen(tmp_path: Path) -> None:
+    store = PlanStore(tmp_path / "plans.json")
+    store.add_link(Link(5e10, 2e10, 0.002, duplex=False))
+    store.add_link(Link(4e10, 6e10, 0.009, duplex=True))
+    store.save()
+    assert PlanStore(store.path).link == Link(5e10, 6e10, 0.002, duplex=True)
 
 
 def test_a_damaged_store_counts_as_empty_and_so_does_an_older_one(tmp_path: Path) -> None:

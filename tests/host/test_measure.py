@@ -13,7 +13,7 @@ from minidnn.device import measure
 from minidnn.device.host import HostDevice
 from minidnn.graph.build import build
 from minidnn.graph.graph import Graph, Target
-from minidnn.profile.profile import Algorithm, Shares, op_key
+from minidnn.profile.profile import Algorithm, Link, Shares, op_key
 from minidnn.run.loads import Loads
 
 
@@ -126,6 +126,29 @@ def test_link_rates_are_bytes_over_time() -> None:
         assert min(link.d2h, link.h2d) > 1e6
         assert link.latency_ms >= 0
         assert (device.memory_info().used, device.memory_info().pinned) == (0, 0)
+
+
+def test_what_else_uses_the_link_does_not_make_it_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = (2.0, 4.0, 5.0, *[0.125] * measure.REPEATS)  # out, back, both, small copies
+    rounds = measure.LINK_ROUNDS
+    times = iter([ms * (1 if i % 4 == 3 else 3) for i in range(rounds) for ms in alone])  # quiet in every fourth round
+    monkeypatch.setattr(measure, "PAUSE", 0.0)
+    with HostDevice() as device:
+        monkeypatch.setattr(device, "elapsed_ms", lambda begin, end: next(times))
+        link = measure.link_rates(device)
+    assert link == Link(measure.COPY_BYTES / 2e-3, measure.COPY_BYTES / 4e-3, 0.125, duplex=True)
+    assert next(times, None) is None
+
+
+@pytest.mark.parametrize(("both", "duplex"), [(5.7, True), (5.8, False)])
+def test_a_link_is_duplex_where_both_ways_keep_most_of_their_rates(
+    both: float, duplex: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([3.0, 4.0, both, *[0.1] * measure.REPEATS] * measure.LINK_ROUNDS)
+    monkeypatch.setattr(measure, "PAUSE", 0.0)
+    with HostDevice() as device:
+        monkeypatch.setattr(device, "elapsed_ms", lambda begin, end: next(times))
+        assert measure.link_rates(device).duplex is duplex
 
 
 class Card:
