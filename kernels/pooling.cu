@@ -1,41 +1,44 @@
-// Max-pooling, forward and backward.
-//
-// Max-pooling saves one byte per window: the tap r * S + s of the maximum, or -1 where the ReLU that the layer below
-// fused gives no gradient (maximum <= 0). Backward is then a gather that reads dY and the index once and writes dX
-// once, without atomics and without X or Y.
+// Max-pooling over small windows, forward and backward.
 
-struct Pool {
-    int C, H, W, P, Q;                // channels, input rows and columns, output rows and columns
-    int R, S;                         // window
-    int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-};
-
-// The first maximum in row-major order wins; a NaN wins over everything before it. Where there is something BEFORE, `at`
-// is a tap; else it may be -1: nothing considered yet.
-template <typename T, int V, bool BEFORE>
-__device__ __forceinline__ void consider(const Pack<T, V>& x, int tap, float* best, int* at) {
-#pragma unroll
-    for (int v = 0; v < V; v++) {
-        float value = to_float(x.v[v]);
-        if (value > best[v] || value != value || (!BEFORE && at[v] < 0)) {
-            best[v] = value;
-            at[v] = tap;
-        }
-    }
+// Whether a K x K window of dilation 1 lies inside the image, and K is known.
+template <int K> __device__ __forceinline__ bool is_inside(int h, int w, const Pool& g) {
+    return K && h >= 0 && w >= 0 && h + K <= g.H && w + K <= g.W;
 }
 
-template <typename T, int V>
-__device__ __forceinline__ void store_maximum(T* y, i8* index, i64 offset, float* best, int* at, int relu) {
-    Pack<T, V> value;
-    Pack<i8, V> tap;
+// The maximum of the window whose first tap is row `h`, column `w` of an image, and its tap; -1: there is none inside.
+// K = 0: any window and dilation; otherwise a K x K window of dilation 1.
+template <typename T, int V, int K>
+__device__ __forceinline__ void search(const T* source, int h, int w, const Pool& g, const Strides& sx, bool inside,
+                                       float* best, int* tap) {
+    const int R = K ? K : g.R, S = K ? K : g.S, dh = K ? 1 : g.dilation_h, dw = K ? 1 : g.dilation_w;
 #pragma unroll
     for (int v = 0; v < V; v++) {
-        bool dead = relu && best[v] <= 0.0f;
-        value.v[v] = from_float<T>(dead ? 0.0f : best[v]);
-        tap.v[v] = (i8)(dead ? -1 : at[v]);
+        best[v] = -__uint_as_float(INFINITY_BITS);
+        tap[v] = -1;
     }
-    store<T, V>(y + offset, value);
-    if (index) store<i8, V>(index + offset, tap);
+    if (inside) {  // all loads are issued before the first comparison
+        Pack<T, V> window[K ? K * K : 1];
+#pragma unroll
+        for (int t = 0; t < K * K; t++)
+            window[t] = load<T, V>(source + (h + t / (K ? K : 1)) * sx.h + (w + t % (K ? K : 1)) * sx.w);
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            best[v] = to_float(window[0].v[v]);
+            tap[v] = 0;
+        }
+#pragma unroll
+        for (int t = 1; t < K * K; t++) consider<T, V, true>(window[t], t, best, tap);
+    } else {
+        for (int r = 0; r < R; r++) {
+            int row = h + r * dh;
+            if (row < 0 || row >= g.H) continue;
+            for (int s = 0; s < S; s++) {
+                int column = w + s * dw;
+                if (column < 0 || column >= g.W) continue;
+                consider<T, V, false>(load<T, V>(source + row * sx.h + column * sx.w), r * S + s, best, tap);
+            }
+        }
+    }
 }
 
 // K = 0: any window, stride and dilation; otherwise a K x K window of stride ST and dilation 1.
@@ -46,42 +49,31 @@ __device__ __forceinline__ void max_pool_forward(const T* x, T* y, i8* index, in
     if (i >= count) return;
     Place at = place(i, split);
     int c = LAST ? at.inner * V : at.outer, p = LAST ? at.outer : at.middle, q = LAST ? at.middle : at.inner;
-    const int R = K ? K : g.R, S = K ? K : g.S, dh = K ? 1 : g.dilation_h, dw = K ? 1 : g.dilation_w;
     int h = p * (K ? ST : g.stride_h) - g.pad_h, w = q * (K ? ST : g.stride_w) - g.pad_w;
-    bool inside = h >= 0 && w >= 0 && h + (R - 1) * dh < g.H && w + (S - 1) * dw < g.W;
+    const bool inside = is_inside<K>(h, w, g);
     for (int n = blockIdx.y; n < N; n += gridDim.y) {
-        const T* source = x + n * sx.n + (i64)c * sx.c;
         float best[V];
         int tap[V];
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-            best[v] = -__uint_as_float(INFINITY_BITS);
-            tap[v] = -1;
-        }
-        if (K && inside) {  // all loads are issued before the first comparison
-            Pack<T, V> window[K ? K * K : 1];
-#pragma unroll
-            for (int t = 0; t < K * K; t++)
-                window[t] = load<T, V>(source + (h + t / (K ? K : 1)) * sx.h + (w + t % (K ? K : 1)) * sx.w);
-#pragma unroll
-            for (int v = 0; v < V; v++) {
-                best[v] = to_float(window[0].v[v]);
-                tap[v] = 0;
-            }
-#pragma unroll
-            for (int t = 1; t < K * K; t++) consider<T, V, true>(window[t], t, best, tap);
-        } else {
-            for (int r = 0; r < R; r++) {
-                int row = h + r * dh;
-                if (row < 0 || row >= g.H) continue;
-                for (int s = 0; s < S; s++) {
-                    int column = w + s * dw;
-                    if (column < 0 || column >= g.W) continue;
-                    consider<T, V, false>(load<T, V>(source + row * sx.h + column * sx.w), r * S + s, best, tap);
-                }
-            }
-        }
+        search<T, V, K>(x + n * sx.n + (i64)c * sx.c, h, w, g, sx, inside, best, tap);
         store_maximum<T, V>(y, index, n * sy.n + c * sy.c + p * sy.h + q * sy.w, best, tap, relu);
+    }
+}
+
+// The maxima of V neighbouring 2 x 2 windows, and their taps.
+template <typename T, int V>
+__device__ __forceinline__ void search_pairs(const T* source, const Strides& sx, float* best, int* tap) {
+    Pack<T, 2 * V> above = load<T, 2 * V>(source), below = load<T, 2 * V>(source + sx.h);
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        T window[4] = {above.v[2 * v], above.v[2 * v + 1], below.v[2 * v], below.v[2 * v + 1]};
+        best[v] = to_float(window[0]);
+        tap[v] = 0;
+#pragma unroll
+        for (int t = 1; t < 4; t++) {
+            Pack<T, 1> one;
+            one.v[0] = window[t];
+            consider<T, 1, true>(one, t, best + v, tap + v);
+        }
     }
 }
 
@@ -94,30 +86,36 @@ __device__ __forceinline__ void max_pool_forward_pairs(const T* x, T* y, i8* ind
     Place at = place(i, split);
     int q = at.inner * V, p = at.middle, c = at.outer;
     for (int n = blockIdx.y; n < N; n += gridDim.y) {
-        const T* source = x + n * sx.n + (i64)c * sx.c + 2 * p * sx.h + 2 * q;
-        Pack<T, 2 * V> above = load<T, 2 * V>(source), below = load<T, 2 * V>(source + sx.h);
         float best[V];
         int tap[V];
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-            T window[4] = {above.v[2 * v], above.v[2 * v + 1], below.v[2 * v], below.v[2 * v + 1]};
-            best[v] = to_float(window[0]);
-            tap[v] = 0;
-#pragma unroll
-            for (int t = 1; t < 4; t++) {
-                Pack<T, 1> one;
-                one.v[0] = window[t];
-                consider<T, 1, true>(one, t, best + v, tap + v);
-            }
-        }
+        search_pairs<T, V>(x + n * sx.n + (i64)c * sx.c + 2 * p * sx.h + 2 * q, sx, best, tap);
         store_maximum<T, V>(y, index, n * sy.n + c * sy.c + p * sy.h + q, best, tap, relu);
     }
 }
 
-// One thread owns the ST x ST input pixels whose first window is (th, tw), and reads each window once.
-template <typename T, int V, bool LAST, int K, int ST>
-__device__ __forceinline__ void max_pool_backward_tile(const T* dy, const i8* index, T* dx, int N, Pool g, Split split,
-                                                       u32 count, Strides sx, Strides sy) {
+// Taps of K x K windows of stride ST (of V channels): those that forward saved, or from X.
+template <typename T, int V, int K, int ST>
+__device__ __forceinline__ Pack<i8, V> taps_of(const i8* index, i64 n, int c, int p, int q, const Pool&, const Strides&,
+                                               const Strides& sy) {
+    return load<i8, V>(index + n * sy.n + (i64)c * sy.c + p * sy.h + q * sy.w);
+}
+template <typename T, int V, int K, int ST>
+__device__ __forceinline__ Pack<i8, V> taps_of(const T* x, i64 n, int c, int p, int q, const Pool& g, const Strides& sx,
+                                               const Strides&) {
+    const int h = p * ST - g.pad_h, w = q * ST - g.pad_w;
+    float best[V];
+    int at[V];
+    search<T, V, K>(x + n * sx.n + (i64)c * sx.c, h, w, g, sx, is_inside<K>(h, w, g), best, at);
+    Pack<i8, V> taps;
+#pragma unroll
+    for (int v = 0; v < V; v++) taps.v[v] = (i8)at[v];
+    return taps;
+}
+
+// One thread owns the ST x ST input pixels whose first window is (th, tw), and reads each window once. `saved`: index or X.
+template <typename T, int V, bool LAST, int K, int ST, typename SAVED>
+__device__ __forceinline__ void max_pool_backward_tile(const T* dy, const SAVED* saved, T* dx, int N, Pool g,
+                                                       Split split, u32 count, Strides sx, Strides sy) {
     const int D = (K - 1) / ST;  // windows that reach into the tile from before it, per direction
     u32 i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
@@ -130,10 +128,9 @@ __device__ __forceinline__ void max_pool_backward_tile(const T* dy, const i8* in
         for (int window = 0; window < (D + 1) * (D + 1); window++) {  // all loads are issued before the first sum
             int p = th - (D - window / (D + 1)), q = tw - (D - window % (D + 1));
             bool there = p >= 0 && q >= 0 && p < g.P && q < g.Q;
-            i64 offset = n * sy.n + (i64)c * sy.c + p * sy.h + q * sy.w;
             if (there) {
-                gradients[window] = load<T, V>(dy + offset);
-                taps[window] = load<i8, V>(index + offset);
+                gradients[window] = load<T, V>(dy + n * sy.n + (i64)c * sy.c + p * sy.h + q * sy.w);
+                taps[window] = taps_of<T, V, K, ST>(saved, n, c, p, q, g, sx, sy);
             } else {
 #pragma unroll
                 for (int v = 0; v < V; v++) {
@@ -173,18 +170,33 @@ __device__ __forceinline__ void max_pool_backward_tile(const T* dy, const i8* in
     }
 }
 
-// NCHW, 2 x 2 windows of stride 2 that cover the input exactly.
 template <typename T, int V>
-__device__ __forceinline__ void max_pool_backward_pairs(const T* dy, const i8* index, T* dx, int N, Split split,
+__device__ __forceinline__ Pack<i8, V> taps_of_pairs(const i8* index, i64 offset, i64, const Strides&) {
+    return load<i8, V>(index + offset);
+}
+template <typename T, int V>
+__device__ __forceinline__ Pack<i8, V> taps_of_pairs(const T* x, i64, i64 corner, const Strides& sx) {
+    float best[V];
+    int at[V];
+    search_pairs<T, V>(x + corner, sx, best, at);
+    Pack<i8, V> taps;
+#pragma unroll
+    for (int v = 0; v < V; v++) taps.v[v] = (i8)at[v];
+    return taps;
+}
+
+// NCHW, 2 x 2 windows of stride 2 that cover the input exactly.
+template <typename T, int V, typename SAVED>
+__device__ __forceinline__ void max_pool_backward_pairs(const T* dy, const SAVED* saved, T* dx, int N, Split split,
                                                         u32 count, Strides sx, Strides sy) {
     u32 i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
     Place at = place(i, split);
     int q = at.inner * V, p = at.middle, c = at.outer;
     for (int n = blockIdx.y; n < N; n += gridDim.y) {
-        i64 offset = n * sy.n + c * sy.c + p * sy.h + q;
+        i64 offset = n * sy.n + c * sy.c + p * sy.h + q, corner = n * sx.n + (i64)c * sx.c + 2 * p * sx.h + 2 * q;
         Pack<T, V> gradient = load<T, V>(dy + offset);
-        Pack<i8, V> tap = load<i8, V>(index + offset);
+        Pack<i8, V> tap = taps_of_pairs<T, V>(saved, offset, corner, sx);
         Pack<T, 2 * V> above, below;
 #pragma unroll
         for (int v = 0; v < V; v++) {
@@ -194,9 +206,8 @@ __device__ __forceinline__ void max_pool_backward_pairs(const T* dy, const i8* i
             below.v[2 * v] = tap.v[v] == 2 ? gradient.v[v] : zero;
             below.v[2 * v + 1] = tap.v[v] == 3 ? gradient.v[v] : zero;
         }
-        T* target = dx + n * sx.n + (i64)c * sx.c + 2 * p * sx.h + 2 * q;
-        store<T, 2 * V>(target, above);
-        store<T, 2 * V>(target + sx.h, below);
+        store<T, 2 * V>(dx + corner, above);
+        store<T, 2 * V>(dx + corner + sx.h, below);
     }
 }
 
@@ -273,7 +284,7 @@ __device__ __forceinline__ bool chosen(const T* source, float value, int r, int 
     return true;
 }
 
-// Without an index, from X and Y, whatever the window's size: a pixel looks at the rest of a window only where it is as
+// Without an index, from X and Y, any geometry: a pixel looks at the rest of a window only where it is as
 // large as its maximum, and then no further than to one that comes first.
 template <typename T, bool LAST>
 __device__ __forceinline__ void max_pool_backward_again(const T* dy, const T* x, const T* y, T* dx, int N, Pool g,
@@ -340,15 +351,19 @@ MAX_POOL_BACKWARD(bf16, 1, nhwc, true, bf16)
 MAX_POOL_BACKWARD(float, 1, nchw, false, f32)
 MAX_POOL_BACKWARD(bf16, 1, nchw, false, bf16)
 
+// SAVED: the index, or X where the name says `again`.
+#define MAX_POOL_BACKWARD_PAIRS(T, V, SAVED, VARIANT)                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_pairs_##VARIANT(                            \
+        const T* dy, const SAVED* saved, T* dx, int N, Split split, u32 count, Strides sx, Strides sy) {                \
+        max_pool_backward_pairs<T, V>(dy, saved, dx, N, split, count, sx, sy);                                          \
+    }
 #define MAX_POOL_PAIRS(T, V, VARIANT)                                                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS) max_pool_forward_pairs_##VARIANT(                             \
         const T* x, T* y, i8* index, int N, Split split, u32 count, Strides sx, Strides sy, int relu) {                 \
         max_pool_forward_pairs<T, V>(x, y, index, N, split, count, sx, sy, relu);                                       \
     }                                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_pairs_##VARIANT(                            \
-        const T* dy, const i8* index, T* dx, int N, Split split, u32 count, Strides sx, Strides sy) {                   \
-        max_pool_backward_pairs<T, V>(dy, index, dx, N, split, count, sx, sy);                                          \
-    }
+    MAX_POOL_BACKWARD_PAIRS(T, V, i8, VARIANT)                                                                          \
+    MAX_POOL_BACKWARD_PAIRS(T, V, T, again_##VARIANT)
 MAX_POOL_PAIRS(float, 4, f32x4)
 MAX_POOL_PAIRS(float, 2, f32x2)
 MAX_POOL_PAIRS(float, 1, f32)
@@ -356,19 +371,22 @@ MAX_POOL_PAIRS(bf16, 4, bf16x4)
 MAX_POOL_PAIRS(bf16, 2, bf16x2)
 MAX_POOL_PAIRS(bf16, 1, bf16)
 
-#define MAX_POOL_TILE(T, V, LAYOUT, LAST, VARIANT, K, ST)                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_tile_##LAYOUT##_##VARIANT(                  \
-        const T* dy, const i8* index, T* dx, int N, Pool g, Split split, u32 count, Strides sx, Strides sy) {           \
-        max_pool_backward_tile<T, V, LAST, K, ST>(dy, index, dx, N, g, split, count, sx, sy);                           \
+#define MAX_POOL_TILE(T, V, LAST, SAVED, VARIANT, K, ST)                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_tile_##VARIANT(                             \
+        const T* dy, const SAVED* saved, T* dx, int N, Pool g, Split split, u32 count, Strides sx, Strides sy) {        \
+        max_pool_backward_tile<T, V, LAST, K, ST>(dy, saved, dx, N, g, split, count, sx, sy);                           \
     }
-MAX_POOL_TILE(float, 4, nhwc, true, f32x4_k2s2, 2, 2)
-MAX_POOL_TILE(float, 4, nhwc, true, f32x4_k3s2, 3, 2)
-MAX_POOL_TILE(bf16, 8, nhwc, true, bf16x8_k2s2, 2, 2)
-MAX_POOL_TILE(bf16, 8, nhwc, true, bf16x8_k3s2, 3, 2)
-MAX_POOL_TILE(float, 1, nchw, false, f32_k2s2, 2, 2)
-MAX_POOL_TILE(float, 1, nchw, false, f32_k3s2, 3, 2)
-MAX_POOL_TILE(bf16, 1, nchw, false, bf16_k2s2, 2, 2)
-MAX_POOL_TILE(bf16, 1, nchw, false, bf16_k3s2, 3, 2)
+#define MAX_POOL_TILES(T, V, LAYOUT, LAST, VARIANT, K, ST)                                                              \
+    MAX_POOL_TILE(T, V, LAST, i8, LAYOUT##_##VARIANT, K, ST)                                                            \
+    MAX_POOL_TILE(T, V, LAST, T, again_##LAYOUT##_##VARIANT, K, ST)
+MAX_POOL_TILES(float, 4, nhwc, true, f32x4_k2s2, 2, 2)
+MAX_POOL_TILES(float, 4, nhwc, true, f32x4_k3s2, 3, 2)
+MAX_POOL_TILES(bf16, 8, nhwc, true, bf16x8_k2s2, 2, 2)
+MAX_POOL_TILES(bf16, 8, nhwc, true, bf16x8_k3s2, 3, 2)
+MAX_POOL_TILES(float, 1, nchw, false, f32_k2s2, 2, 2)
+MAX_POOL_TILES(float, 1, nchw, false, f32_k3s2, 3, 2)
+MAX_POOL_TILES(bf16, 1, nchw, false, bf16_k2s2, 2, 2)
+MAX_POOL_TILES(bf16, 1, nchw, false, bf16_k3s2, 3, 2)
 
 #define MAX_POOL_AGAIN(T, LAYOUT, LAST, VARIANT)                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_again_##LAYOUT##_##VARIANT(                 \

@@ -13,6 +13,9 @@ from minidnn.ops.array import Array, common_layout, suffix, vector
 from minidnn.ops.context import Context
 from minidnn.ops.kernels import BLOCK, THREADS, FastDiv, Launcher, Split, Strides, blocks, image_grid, u32
 
+LARGE = 64
+"""From so many taps on, a window is searched by the lanes of a warp together; in NHWC of PACKS packs of channels."""
+PACKS, WARPS = 4, THREADS // 32
 Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]
 _SIZES = ("C", "H", "W", "P", "Q", "R", "S", "stride_h", "stride_w", "pad_h", "pad_w")
@@ -47,7 +50,7 @@ def _window(kernel: Pair, stride: Pair, dilation: Pair) -> str:
 
 
 def _pairs(
-    x: Array, y: Array, index: Array, kernel: Pair, stride: Pair, padding: Padding, dilation: Pair, widest: int = 4
+    x: Array, y: Array, saved: Array, kernel: Pair, stride: Pair, padding: Padding, dilation: Pair, widest: int = 4
 ) -> int:
     """How many neighbouring 2 x 2 windows one thread can take in NCHW memory; 0: the shape does not allow it."""
     _, _, h, w = x.shape4
@@ -57,7 +60,7 @@ def _pairs(
     if 2 * p > h or 2 * q > w:
         return 0
     for width in (4, 2, 1):
-        aligned = x.aligned(2 * width) and y.aligned(width) and index.aligned(width)
+        aligned = all(a.aligned(2 * width if a.shape4 == x.shape4 else width) for a in (x, y, saved))
         if width <= widest and q % width == 0 and w % (2 * width) == 0 and aligned:
             return width
     return 0
@@ -68,6 +71,12 @@ def _split(layout: str, width: int, c: int, h: int, w: int) -> tuple[Split, int]
     if layout == "nhwc":
         return Split(c // width, w), c // width * w * h
     return Split(w, h), c * h * w
+
+
+def _large_split(layout: str, width: int, c: int, p: int, q: int) -> tuple[Split, int]:
+    """As `_split`, of windows that a warp searches, and how many warps an image needs."""
+    packs = blocks(c // width, PACKS) if layout == "nhwc" else c
+    return (Split(packs, q) if layout == "nhwc" else Split(q, p)), packs * p * q
 
 
 def max_pool2d_forward(
@@ -88,12 +97,18 @@ def max_pool2d_forward(
                 x, y, index, n, Split(q // pairs, p), u32(c * p * q // pairs), Strides(x), Strides(y), relu,
             )  # fmt: skip
     width = vector(c, x, y) if layout == "nhwc" and (index is None or index.aligned(16 // x.itemsize)) else 1
+    geometry = _geometry(x, y, kernel, stride, padding, dilation)
+    if kernel[0] * kernel[1] >= LARGE:
+        split, count = _large_split(layout, width, c, p, q)
+        return on.bind(
+            "pooling_large", f"max_pool_forward_large_{layout}_{suffix(x.code, width)}", image_grid(count, n, WARPS),
+            BLOCK, x, y, index, n, geometry, split, u32(count), Strides(x), Strides(y), relu,
+        )  # fmt: skip
     window = _window(kernel, stride, dilation) if layout == "nchw" or width > 1 else ""
     split, count = _split(layout, width, c, p, q)
     return on.bind(
         "pooling", f"max_pool_forward_{layout}_{suffix(x.code, width)}{window}", image_grid(count, n), BLOCK,
-        x, y, index, n, _geometry(x, y, kernel, stride, padding, dilation), split, u32(count), Strides(x), Strides(y),
-        relu,
+        x, y, index, n, geometry, split, u32(count), Strides(x), Strides(y), relu,
     )  # fmt: skip
 
 
@@ -102,37 +117,48 @@ def max_pool2d_backward(
     kernel: Pair, stride: Pair, padding: Padding, dilation: Pair,
 ) -> Launcher:  # fmt: skip
     """dX from dY and the saved index; without an index from X and Y: the first of equal maxima, or the last NaN."""
+    if index is None and (x is None or y is None):
+        raise ShapeError("max_pool2d_backward got neither an index nor both X and Y; it needs one or the other")
     n, c, h, w = dx.shape4
     _, _, p, q = dy.shape4
     geometry = _geometry(dx, dy, kernel, stride, padding, dilation)
+    saved, again = (index, "") if index is not None else (x, "again_")
+    assert saved is not None
+    layout = common_layout("max_pool2d_backward", dx, saved, dy, y)
+    if layout == "nchw" and (h, w) == (2 * p, 2 * q):
+        # A thread's rows of 2 V values are one access each: neighbours' stores then fill whole sectors.
+        pairs = _pairs(dx, dy, saved, kernel, stride, padding, dilation, 8 // dy.itemsize)
+        if pairs:
+            return on.bind(
+                "pooling", f"max_pool_backward_pairs_{again}{suffix(dy.code, pairs)}",
+                image_grid(c * p * q // pairs, n), BLOCK,
+                dy, saved, dx, n, Split(q // pairs, p), u32(c * p * q // pairs), Strides(dx), Strides(dy),
+            )  # fmt: skip
+    width = vector(c, dy, dx) if layout == "nhwc" and saved.aligned(16 // dy.itemsize) else 1
+    code = f"{layout}_{suffix(dy.code, width)}"
+    window = _window(kernel, stride, dilation) if layout == "nchw" or width > 1 else ""
+    if window:  # a thread takes the 2 x 2 pixels that begin with its window's first one
+        split, count = _split(layout, width, c, (h + padding[0][0] + 1) // 2, (w + padding[1][0] + 1) // 2)
+        return on.bind(
+            "pooling", f"max_pool_backward_tile_{again}{code}{window}", image_grid(count, n), BLOCK,
+            dy, saved, dx, n, geometry, split, u32(count), Strides(dx), Strides(dy),
+        )  # fmt: skip
+    side_by_side = dilation == (1, 1) and kernel[0] <= stride[0] and kernel[1] <= stride[1]
+    if index is None and side_by_side and kernel[0] * kernel[1] >= LARGE:
+        split, count = _large_split(layout, width, c, p, q)
+        return on.bind(
+            "pooling_large", f"max_pool_backward_large_{code}", image_grid(count, n, WARPS), BLOCK,
+            dy, x, dx, n, geometry, split, u32(count), Strides(dx), Strides(dy),
+        )  # fmt: skip
     if index is None:
-        if x is None or y is None:
-            raise ShapeError("max_pool2d_backward got neither an index nor both X and Y; it needs one or the other")
-        layout = common_layout("max_pool2d_backward", dx, x, dy, y)
         split, count = _split(layout, 1, c, h, w)
         return on.bind(
             "pooling", f"max_pool_backward_again_{layout}_{dy.code}", image_grid(count, n), BLOCK,
             dy, x, y, dx, n, geometry, split, u32(count), Strides(dx), Strides(dy),
         )  # fmt: skip
-    layout = common_layout("max_pool2d_backward", dy, dx, index)
-    if layout == "nchw" and (h, w) == (2 * p, 2 * q):
-        # A thread's rows of 2 V values are one access each: neighbours' stores then fill whole sectors.
-        pairs = _pairs(dx, dy, index, kernel, stride, padding, dilation, 8 // dy.itemsize)
-        if pairs:
-            return on.bind(
-                "pooling", f"max_pool_backward_pairs_{suffix(dy.code, pairs)}",
-                image_grid(c * p * q // pairs, n), BLOCK,
-                dy, index, dx, n, Split(q // pairs, p), u32(c * p * q // pairs), Strides(dx), Strides(dy),
-            )  # fmt: skip
-    width = vector(c, dy, dx) if layout == "nhwc" and index.aligned(16 // dy.itemsize) else 1
-    window = _window(kernel, stride, dilation) if layout == "nchw" or width > 1 else ""
-    name = f"max_pool_backward_{layout}_{suffix(dy.code, width)}{window}"
     split, count = _split(layout, width, c, h, w)
-    if window:  # a thread takes the 2 x 2 pixels that begin with its window's first one
-        name = f"max_pool_backward_tile_{layout}_{suffix(dy.code, width)}{window}"
-        split, count = _split(layout, width, c, (h + padding[0][0] + 1) // 2, (w + padding[1][0] + 1) // 2)
     return on.bind(
-        "pooling", name, image_grid(count, n), BLOCK,
+        "pooling", f"max_pool_backward_{code}", image_grid(count, n), BLOCK,
         dy, index, dx, n, geometry, split, u32(count), Strides(dx), Strides(dy),
     )  # fmt: skip
 

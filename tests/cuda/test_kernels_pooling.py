@@ -34,6 +34,9 @@ WINDOWS = {  # (N, C, H, W), kernel, stride, padding, dilation, output
     "3x2 stride 1": ((1, 8, 6, 5), (3, 2), (1, 1), ((1, 1), (1, 1)), (1, 1), (6, 6)),
     "dilated": ((1, 3, 9, 9), (2, 3), (2, 1), ((1, 1), (1, 1)), (3, 2), (4, 7)),
     "stride over window": ((1, 8, 9, 9), (2, 2), (3, 4), NO_PADDING, (1, 1), (3, 2)),
+    "large, with an index": ((2, 40, 19, 20), (9, 11), (5, 9), ((4, 4), (5, 5)), (1, 1), (4, 3)),
+    "large, every other row": ((1, 3, 24, 6), (11, 6), (2, 1), NO_PADDING, (2, 1), (2, 1)),
+    "large, dilated": ((1, 3, 20, 20), (8, 8), (3, 1), ((2, 2), (3, 3)), (2, 2), (4, 12)),
 }
 
 
@@ -80,6 +83,10 @@ LARGE = {  # what no index of one byte tells
     "whole image": ((2, 5, 24, 23), (24, 23), (24, 23), NO_PADDING, (1, 1), (1, 1)),
     "overlapping": ((1, 8, 20, 21), (12, 13), (4, 3), ((1, 1), (2, 2)), (1, 1), (3, 5)),
     "dilated": ((1, 3, 40, 41), (12, 12), (5, 4), NO_PADDING, (3, 2), (2, 5)),
+    "side by side": ((2, 40, 26, 38), (12, 12), (12, 12), NO_PADDING, (1, 1), (2, 3)),
+    "apart": ((1, 16, 27, 31), (12, 11), (14, 13), ((5, 5), (3, 3)), (1, 1), (2, 3)),
+    "ceil": ((1, 8, 25, 30), (12, 12), (12, 13), NO_PADDING, (1, 1), (3, 3)),
+    "columns": ((1, 4, 30, 4), (30, 3), (30, 3), NO_PADDING, (1, 1), (1, 1)),
 }
 
 
@@ -116,7 +123,7 @@ def test_a_window_too_large_for_an_index_is_refused(place: Place) -> None:
 @BOTH
 @LAYOUTS
 @pytest.mark.parametrize("include_pad", [True, False])
-@pytest.mark.parametrize("window", [w for w in WINDOWS if w != "dilated"] + ["whole image"])
+@pytest.mark.parametrize("window", [w for w, form in WINDOWS.items() if form[4] == (1, 1)] + ["whole image"])
 def test_average_pooling_and_its_gradient_are_the_hosts(
     place: Place, window: str, layout: str, dtype: str, include_pad: bool
 ) -> None:
