@@ -91,15 +91,16 @@ def kernels(results: Path) -> str:
         good, plain = (sum(row[share] >= 0.8 for row in rows) for share in ("share", "of_plain"))
         right = "all right" if all(r["right"] for r in rows) else f"{sum(r['right'] for r in rows)} right"
         rates = sorted({round(row["copy_GBps"]) for row in rows})
+        copy = " to ".join(str(rate) for rate in (rates[0], rates[-1])[: len(rates)])
         text += (
-            f"{len(rows)} cases, {right}; {good} reach 80 % or more of the card's copy rate, "
-            f"{' to '.join(str(rate) for rate in (rates[0], rates[-1])[: len(rates)])} GB/s read and written; {plain} reach 80 % or more of "
-            "what PyTorch's elementwise kernel reaches that moves as many bytes.\n\n"
+            f"{len(rows)} cases, {right}; {good} reach 80 % or more of the card's copy rate, {copy} GB/s read and written; "
+            f"{plain} reach 80 % or more of what PyTorch's elementwise kernel reaches that moves as many bytes.\n\n"
         )
         lines = [
-            [name, f"{r['ms']:.4f}", f"{r['GB/s']:.0f}", f"{r['share']:.0%}", f"{r['of_plain']:.0%}", f"{r['error']:.1e}"]
+            [name, f"{r['ms']:.4f}", f"{r['GB/s']:.0f}", *(f"{100 * r[s]:.0f} %" for s in ("share", "of_plain")),
+             f"{r['error']:.1e}"]
             for name, r in found["rows"].items()
-        ]
+        ]  # fmt: skip
         columns = ["kernel", "ms", "GB/s", "of copy rate", "of elementwise", "error"]
         text += table(columns, lines) + origin(file, found, "kernels.py")
     return text
