@@ -93,8 +93,8 @@ def kernels(results: Path) -> str:
         rates = sorted({round(row["copy_GBps"]) for row in rows})
         copy = " to ".join(str(rate) for rate in (rates[0], rates[-1])[: len(rates)])
         text += (
-            f"{len(rows)} cases, {right}; {good} reach 80 % or more of the card's copy rate, {copy} GB/s read and written; "
-            f"{plain} reach 80 % or more of what PyTorch's elementwise kernel reaches that moves as many bytes.\n\n"
+            f"{len(rows)} cases, {right}; {good} reach 80 % or more of the card's copy rate, {copy} GB/s read and "
+            f"written; {plain} reach 80 % or more of what PyTorch's elementwise kernel reaches that moves as much.\n\n"
         )
         lines = [
             [name, f"{r['ms']:.4f}", f"{r['GB/s']:.0f}", *(f"{100 * r[s]:.0f} %" for s in ("share", "of_plain")),
