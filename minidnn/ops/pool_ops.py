@@ -11,11 +11,13 @@ from ctypes import c_int32
 from minidnn.errors import ShapeError
 from minidnn.ops.array import Array, common_layout, suffix, vector
 from minidnn.ops.context import Context
-from minidnn.ops.kernels import BLOCK, THREADS, FastDiv, Launcher, Split, Strides, blocks, image_grid, u32
+from minidnn.ops.kernels import BLOCK, THREADS, FastDiv, Launcher, Split, Strides, blocks, i64, image_grid, u32
 
 LARGE = 64
 """From so many taps on, a window is searched by the lanes of a warp together; in NHWC of PACKS packs of channels."""
 PACKS, WARPS = 4, THREADS // 32
+PLANES_BYTES, MANY_BLOCKS = 24576, 4096
+"""Shared memory of a block that takes whole planes, as in pooling_planes.cu, and how many blocks are plenty."""
 Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]
 _SIZES = ("C", "H", "W", "P", "Q", "R", "S", "stride_h", "stride_w", "pad_h", "pad_w")
@@ -79,6 +81,17 @@ def _large_split(layout: str, width: int, c: int, p: int, q: int) -> tuple[Split
     return (Split(packs, q) if layout == "nhwc" else Split(q, p)), packs * p * q
 
 
+def _planes_per_block(planes: int, nbytes: int, items: int) -> int:
+    """How many NCHW planes of `nbytes` a block takes, a thread one of their items at a time; 0: none fits.
+
+    At most what leaves MANY_BLOCKS blocks, or gives each thread one item. Of that many down to half as many, what keeps
+    the most threads busy in the last round.
+    """
+    fit = (PLANES_BYTES - 96) // nbytes  # three spans, each of which begins and ends within a word of 16 bytes
+    most = min(fit, planes, max(1, THREADS // items, planes // MANY_BLOCKS))
+    return max(range(most // 2 + 1, most + 1), key=lambda k: (k * items / blocks(k * items), k), default=0)
+
+
 def max_pool2d_forward(
     on: Context, *, x: Array, y: Array, index: Array | None = None,
     kernel: Pair, stride: Pair, padding: Padding, dilation: Pair, relu: bool = False,
@@ -86,7 +99,7 @@ def max_pool2d_forward(
     """Y [N,C,P,Q] = maximum of each window of X [N,C,H,W]; index int8 like Y: see pooling.cu."""
     if index is not None and kernel[0] * kernel[1] > 127:
         raise ShapeError(f"kernel is {kernel}; a window whose index is saved must have at most 127 values")
-    n, c, _, _ = x.shape4
+    n, c, h, w = x.shape4
     _, _, p, q = y.shape4
     layout = common_layout("max_pool2d_forward", x, y, index)
     if layout == "nchw":
@@ -105,6 +118,13 @@ def max_pool2d_forward(
             BLOCK, x, y, index, n, geometry, split, u32(count), Strides(x), Strides(y), relu,
         )  # fmt: skip
     window = _window(kernel, stride, dilation) if layout == "nchw" or width > 1 else ""
+    if layout == "nchw" and window and x.aligned(16 // x.itemsize):
+        planes = _planes_per_block(n * c, h * w * x.itemsize, p * q)
+        if planes:
+            return on.bind(
+                "pooling_planes", f"max_pool_forward_planes_{x.code}{window}", (blocks(n * c, planes), 1, 1), BLOCK,
+                x, y, index, geometry, Split(q, p), planes, i64(n * c), relu,
+            )  # fmt: skip
     split, count = _split(layout, width, c, p, q)
     return on.bind(
         "pooling", f"max_pool_forward_{layout}_{suffix(x.code, width)}{window}", image_grid(count, n), BLOCK,
@@ -138,7 +158,16 @@ def max_pool2d_backward(
     code = f"{layout}_{suffix(dy.code, width)}"
     window = _window(kernel, stride, dilation) if layout == "nchw" or width > 1 else ""
     if window:  # a thread takes the 2 x 2 pixels that begin with its window's first one
-        split, count = _split(layout, width, c, (h + padding[0][0] + 1) // 2, (w + padding[1][0] + 1) // 2)
+        rows, columns = (h + padding[0][0] + 1) // 2, (w + padding[1][0] + 1) // 2
+        if layout == "nchw" and index is not None and all(a.aligned(16 // a.itemsize) for a in (dy, index, dx)):
+            nbytes = h * w * dx.itemsize + p * q * (dy.itemsize + 1)
+            planes = _planes_per_block(n * c, nbytes, rows * columns)
+            if planes:
+                return on.bind(
+                    "pooling_planes", f"max_pool_backward_planes_{dy.code}{window}", (blocks(n * c, planes), 1, 1),
+                    BLOCK, dy, index, dx, geometry, Split(columns, rows), planes, i64(n * c),
+                )  # fmt: skip
+        split, count = _split(layout, width, c, rows, columns)
         return on.bind(
             "pooling", f"max_pool_backward_tile_{again}{code}{window}", image_grid(count, n), BLOCK,
             dy, saved, dx, n, geometry, split, u32(count), Strides(dx), Strides(dy),

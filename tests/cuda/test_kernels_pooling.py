@@ -5,6 +5,8 @@ The kernels run emulated on the CPU in every test run, and on the GPU where ther
 
 from __future__ import annotations
 
+import re
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,11 @@ import pytest
 from minidnn.device.base import numpy_dtype
 from minidnn.errors import ShapeError
 from minidnn.ops import pool_ops
+from minidnn.ops.array import Array
+from minidnn.ops.context import Context
+from minidnn.ops.kernels import FOLDER, Grid, Launcher
 from tests.cuda.parity import BOTH, LAYOUTS, NO_PADDING, TOLERANCE, normal, parity
-from tests.cuda.support import Place
+from tests.cuda.support import Place, tensor_of
 
 WINDOWS = {  # (N, C, H, W), kernel, stride, padding, dilation, output
     "2x2": ((2, 16, 8, 12), (2, 2), (2, 2), NO_PADDING, (1, 1), (4, 6)),
@@ -26,6 +31,15 @@ WINDOWS = {  # (N, C, H, W), kernel, stride, padding, dilation, output
     "3x3 stride 2, ceil": ((1, 16, 8, 8), (3, 3), (2, 2), NO_PADDING, (1, 1), (4, 4)),
     "3x3 stride 2, many planes": ((3, 15, 13, 13), (3, 3), (2, 2), NO_PADDING, (1, 1), (6, 6)),
     "3x3 stride 2, large": ((1, 8, 65, 64), (3, 3), (2, 2), NO_PADDING, (1, 1), (32, 31)),
+    "3x3 stride 2, one plane a block": ((1, 5, 55, 55), (3, 3), (2, 2), NO_PADDING, (1, 1), (27, 27)),
+    "3x3 stride 2, one plane": ((1, 1, 7, 6), (3, 3), (2, 2), NO_PADDING, (1, 1), (3, 2)),
+    "3x3 stride 2, planes of two": ((3, 90, 1, 2), (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), (1, 1)),
+    "3x3 stride 2, padded, many planes": ((3, 11, 14, 15), (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), (7, 8)),
+    "3x3 stride 2, padded on one side": ((2, 17, 9, 10), (3, 3), (2, 2), ((1, 0), (0, 1)), (1, 1), (4, 5)),
+    "3x3 stride 2, ceil, many planes": ((2, 9, 12, 11), (3, 3), (2, 2), NO_PADDING, (1, 1), (6, 5)),
+    "3x3 stride 2, no plane fits": ((1, 2, 113, 112), (3, 3), (2, 2), NO_PADDING, (1, 1), (56, 55)),
+    "2x2, odd, no plane fits": ((1, 1, 113, 113), (2, 2), (2, 2), NO_PADDING, (1, 1), (56, 56)),
+    "2x2, odd, many planes": ((3, 13, 9, 11), (2, 2), (2, 2), NO_PADDING, (1, 1), (4, 5)),
     "2x2, padded to more windows": ((1, 2, 64, 64), (2, 2), (2, 2), ((1, 1), (1, 1)), (1, 1), (33, 33)),
     "3x3 stride 1": ((2, 8, 7, 6), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), (7, 6)),
     "3x3 stride 1, one row": ((2, 128, 1, 5), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), (1, 5)),
@@ -64,7 +78,7 @@ def test_max_pooling_and_its_gradient_are_the_hosts(
 
 
 @LAYOUTS
-@pytest.mark.parametrize("window", ["2x2", "3x3 stride 2, padded", "3x2 stride 1"])
+@pytest.mark.parametrize("window", ["2x2", "3x3 stride 2, padded", "3x3 stride 2, many planes", "3x2 stride 1"])
 def test_the_last_nan_of_a_window_is_its_maximum(place: Place, layout: str, window: str) -> None:
     shape, kernel, stride, padding, dilation, out = WINDOWS[window]
     x = normal(shape)
@@ -77,6 +91,60 @@ def test_the_last_nan_of_a_window_is_its_maximum(place: Place, layout: str, wind
     y = parity(place, "max_pool2d_forward", {"x": x}, outputs, layout, 0.0, **geometry)["y"][0]
     saved = {"dy": normal(y.shape), "x": x, "y": y}
     parity(place, "max_pool2d_backward", saved, {"dx": (shape, "float32")}, layout, 1e-6, **geometry)
+
+
+def test_planes_of_a_block_fit_its_shared_memory() -> None:
+    text = (FOLDER / "pooling_planes.cu").read_text()
+    assert re.findall(r"#define PLANES_BYTES (\d+)", text) == [str(pool_ops.PLANES_BYTES)]
+    for item, height, wider, count in product((2, 4), range(1, 120), (0, 1), (1, 100, 65536)):
+        area, windows = height * (height + wider), (height // 2 + 1) ** 2
+        for sizes in ([area * item], [area * item, windows * item, windows]):
+            planes = pool_ops._planes_per_block(count, sum(sizes), windows)
+            words = sum((planes * size + 30) // 16 for size in sizes)  # each begins and ends inside a word
+            assert planes <= count
+            assert words * 16 <= pool_ops.PLANES_BYTES
+            assert planes or sum(sizes) > pool_ops.PLANES_BYTES - 96
+    alexnet = [(256 * 96, 55, 27), (256 * 256, 13, 6)]
+    assert [pool_ops._planes_per_block(n, 4 * h * h, p * p) for n, h, p in alexnet] == [2, 14]
+
+
+class Names:
+    """A library that only writes down what is launched."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def bind(self, module: str, name: str, grid: Grid, block: Grid, stream: int, *arguments: Any) -> Launcher:
+        self.names.append(name)
+        return lambda: None
+
+
+def whole_planes(shape: tuple[int, int, int, int], moved: str | None = None) -> list[bool]:
+    """Whether forward and backward take planes whole, where one of the arrays begins 8 bytes behind a word."""
+    n, c, h, w = shape
+    out = (n, c, (h - 1) // 2, (w - 1) // 2)
+    x, y, index, dy, dx = (
+        Array.of(tensor_of(size, dtype, "NCHW"), 4096 + 8 * (name == moved))
+        for name, size, dtype in (("x", shape, "float32"), ("y", out, "float32"), ("index", out, "int8"),
+                                  ("dy", out, "float32"), ("dx", shape, "float32"))
+    )  # fmt: skip
+    library = Names()
+    on = Context(library, 0, (0, 0))
+    geometry: dict[str, Any] = {"kernel": (3, 3), "stride": (2, 2), "padding": NO_PADDING, "dilation": (1, 1)}
+    pool_ops.max_pool2d_forward(on, x=x, y=y, index=index, **geometry)
+    pool_ops.max_pool2d_backward(on, dy=dy, dx=dx, index=index, **geometry)
+    return ["planes" in name for name in library.names]
+
+
+@pytest.mark.parametrize("moved", [None, "x", "y", "dy", "index", "dx"])
+def test_planes_are_not_taken_whole_where_an_array_begins_inside_a_word(moved: str | None) -> None:
+    assert whole_planes((2, 3, 13, 13), moved) == [moved != "x", moved not in ("dy", "index", "dx")]
+
+
+def test_planes_are_not_taken_whole_where_one_does_not_fit_with_its_gradient_and_index() -> None:
+    assert whole_planes((2, 3, 68, 69)) == [True, True]
+    assert whole_planes((2, 3, 70, 70)) == [True, False]  # without the index it would fit
+    assert whole_planes((2, 3, 79, 78)) == [False, False]
 
 
 LARGE = {  # what no index of one byte tells
