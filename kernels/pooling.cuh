@@ -31,7 +31,7 @@ __device__ __forceinline__ void store_maximum(T* y, i8* index, i64 offset, float
     Pack<i8, V> tap;
 #pragma unroll
     for (int v = 0; v < V; v++) {
-        bool dead = relu && best[v] <= 0.0f;
+        bool dead = relu && best[v] <= 0.0f && at[v] >= 0;  // of padding alone, -inf is the maximum
         value.v[v] = from_float<T>(dead ? 0.0f : best[v]);
         tap.v[v] = (i8)(dead ? -1 : at[v]);
     }

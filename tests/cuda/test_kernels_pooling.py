@@ -47,6 +47,7 @@ WINDOWS = {  # (N, C, H, W), kernel, stride, padding, dilation, output
     "3x3 stride 1, unpadded": ((1, 16, 6, 7), (3, 3), (1, 1), NO_PADDING, (1, 1), (4, 5)),
     "3x2 stride 1": ((1, 8, 6, 5), (3, 2), (1, 1), ((1, 1), (1, 1)), (1, 1), (6, 6)),
     "dilated": ((1, 3, 9, 9), (2, 3), (2, 1), ((1, 1), (1, 1)), (3, 2), (4, 7)),
+    "a row of windows holds padding only": ((1, 8, 2, 9), (2, 2), (2, 2), ((1, 1), (0, 0)), (3, 1), (1, 4)),
     "stride over window": ((1, 8, 9, 9), (2, 2), (3, 4), NO_PADDING, (1, 1), (3, 2)),
     "large, with an index": ((2, 40, 19, 20), (9, 11), (5, 9), ((4, 4), (5, 5)), (1, 1), (4, 3)),
     "large, every other row": ((1, 3, 24, 6), (11, 6), (2, 1), NO_PADDING, (2, 1), (2, 1)),
