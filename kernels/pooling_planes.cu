@@ -1,4 +1,4 @@
-// Max-pooling of small windows in NCHW memory, whole planes at a time.
+// The gradient of max-pooling small windows in NCHW memory, whole planes at a time.
 //
 // Rows of odd lengths allow no accesses of several values, but planes lie directly behind each other: a run of them is
 // one span of memory. A block moves it between memory and shared memory in words of 16 bytes, and pools in there. A span
@@ -51,72 +51,72 @@ __device__ __forceinline__ Run run_of(int per_block, i64 planes) {
     return {first, left < per_block ? (int)left : per_block};
 }
 
-// A thread takes every THREADS-th window, rather than several side by side: lanes are then two values apart in shared
-// memory, which half of its banks serve, and a warp's Y and index are whole sectors nevertheless.
+// Taps of a run's windows into shared memory: those that forward saved, or from X, which takes the room of dX.
 template <typename T, int K, int ST>
-__device__ __forceinline__ void max_pool_forward_planes(const T* x, T* y, i8* index, Pool g, Split split, int per_block,
-                                                        i64 planes, int relu) {
-    __shared__ uint4 memory[PLANES_BYTES / 16];
-    T* shared = reinterpret_cast<T*>(memory);
-    const Run run = run_of(per_block, planes);
-    const int area = g.H * g.W, windows = g.P * g.Q;
-    const Strides inside = {0, area, g.W, 1};
-    const i64 begin = run.first * area, out = run.first * windows;
-    const int lead = lead_of<T>(begin);
-    fetch<T>(x + begin - lead, shared, lead + run.count * area, planes * area - begin + lead, threadIdx.x);
+__device__ __forceinline__ void fetch_taps(const i8* index, i8* taps, T*, const Run& run, i64 planes, const Pool& g,
+                                           const Split&) {
+    const int windows = g.P * g.Q, lead = lead_of<i8>(run.first * windows);
+    const i64 begin = run.first * windows - lead;
+    // The last warps first: those that have no dY to wait for.
+    fetch<i8>(index + begin, taps - lead, lead + run.count * windows, planes * windows - begin,
+              threadIdx.x ^ (THREADS - 32));
+}
+template <typename T, int K, int ST>
+__device__ __forceinline__ void fetch_taps(const T* x, i8* taps, T* shared, const Run& run, i64 planes, const Pool& g,
+                                           const Split& split) {
+    const int area = g.H * g.W, lead = lead_of<T>(run.first * area);
+    const i64 begin = run.first * area - lead;
+    fetch<T>(x + begin, shared - lead, lead + run.count * area, planes * area - begin, threadIdx.x);
     __syncthreads();
-    for (int i = (int)threadIdx.x - (int)(out % 32); i < run.count * windows; i += THREADS) {
-        if (i < 0) continue;
+    for (int i = threadIdx.x; i < run.count * g.P * g.Q; i += THREADS) {
         Place at = place(i, split);
         const int h = at.middle * ST - g.pad_h, w = at.inner * ST - g.pad_w;
         float best;
         int tap;
-        search<T, 1, K>(shared + lead + at.outer * area, h, w, g, inside, is_inside<K>(h, w, g), &best, &tap);
-        store_maximum<T, 1>(y, index, out + i, &best, &tap, relu);
+        search<T, 1, K>(shared + at.outer * area, h, w, g, {0, area, g.W, 1}, is_inside<K>(h, w, g), &best, &tap);
+        taps[i] = (i8)tap;
     }
 }
 
-// Tiles as in pooling.cu, from shared memory to shared memory.
-template <typename T, int K, int ST>
-__device__ __forceinline__ void max_pool_backward_planes(const T* dy, const i8* index, T* dx, Pool g, Split split,
-                                                         int per_block, i64 planes) {
+// Tiles as in pooling.cu, from shared memory to shared memory. `saved`: index or X; `split`: of tiles.
+template <typename T, int K, int ST, typename SAVED>
+__device__ __forceinline__ void max_pool_backward_planes(const T* dy, const SAVED* saved, T* dx, Pool g, Split split,
+                                                         Split windows, int per_block, i64 planes) {
     __shared__ uint4 memory[PLANES_BYTES / 16];
     const Run run = run_of(per_block, planes);
-    const int area = g.H * g.W, windows = g.P * g.Q;
-    const Strides inside = {0, area, g.W, 1}, outside = {0, windows, g.Q, 1};
-    const i64 begin = run.first * area, out = run.first * windows;
-    const int lead = lead_of<T>(begin), dy_lead = lead_of<T>(out), tap_lead = lead_of<i8>(out);
+    const int area = g.H * g.W, count = g.P * g.Q;
+    const i64 begin = run.first * area, out = run.first * count;
+    const int lead = lead_of<T>(begin), dy_lead = lead_of<T>(out);
     const int dy_word = words_of(per_block * area * sizeof(T));
-    T* shared = reinterpret_cast<T*>(memory);
-    T* gradients = reinterpret_cast<T*>(memory + dy_word);
-    i8* taps = reinterpret_cast<i8*>(memory + dy_word + words_of(per_block * windows * sizeof(T)));
-    const int count = run.count * windows;
-    const i64 readable = planes * windows - out;
-    fetch<T>(dy + out - dy_lead, gradients, dy_lead + count, readable + dy_lead, threadIdx.x);
-    // The last warps first: those that have no dY to wait for.
-    fetch<i8>(index + out - tap_lead, taps, tap_lead + count, readable + tap_lead, threadIdx.x ^ (THREADS - 32));
+    const int tap_word = dy_word + words_of(per_block * count * sizeof(T));
+    T* shared = reinterpret_cast<T*>(memory) + lead;
+    T* gradients = reinterpret_cast<T*>(memory + dy_word) + dy_lead;
+    i8* taps = reinterpret_cast<i8*>(memory + tap_word) + lead_of<i8>(out);
+    fetch<T>(dy + out - dy_lead, gradients - dy_lead, dy_lead + run.count * count, planes * count - out + dy_lead,
+             threadIdx.x);
+    fetch_taps<T, K, ST>(saved, taps, shared, run, planes, g, windows);
     __syncthreads();
     const int tiles = run.count * (int)(split.inner.divisor * split.middle.divisor);
     for (int i = threadIdx.x; i < tiles; i += THREADS) {
         Place at = place(i, split);
-        backward_tile<T, 1, K, ST>(gradients + dy_lead, taps + tap_lead, shared + lead, 0, at.outer, at.middle,
-                                   at.inner, g, inside, outside);
+        backward_tile<T, 1, K, ST>(gradients, taps, shared, 0, at.outer, at.middle, at.inner, g, {0, area, g.W, 1},
+                                   {0, count, g.Q, 1});
     }
     __syncthreads();
-    put<T>(shared, dx + begin - lead, lead, lead + run.count * area);
+    put<T>(shared - lead, dx + begin - lead, lead, lead + run.count * area);
 }
 
-// Entry points: <function>_<type>_<window>.
-#define MAX_POOL_PLANES(T, VARIANT, K, ST)                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS) max_pool_forward_planes_##VARIANT(                            \
-        const T* x, T* y, i8* index, Pool g, Split split, int per_block, i64 planes, int relu) {                        \
-        max_pool_forward_planes<T, K, ST>(x, y, index, g, split, per_block, planes, relu);                              \
-    }                                                                                                                   \
+// Entry points: <function>_<type>_<window>, or <function>_again_<type>_<window> of those that go by X.
+#define MAX_POOL_PLANES(T, SAVED, VARIANT, K, ST)                                                                       \
     extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_planes_##VARIANT(                           \
-        const T* dy, const i8* index, T* dx, Pool g, Split split, int per_block, i64 planes) {                          \
-        max_pool_backward_planes<T, K, ST>(dy, index, dx, g, split, per_block, planes);                                 \
+        const T* dy, const SAVED* saved, T* dx, Pool g, Split split, Split windows, int per_block, i64 planes) {        \
+        max_pool_backward_planes<T, K, ST>(dy, saved, dx, g, split, windows, per_block, planes);                        \
     }
-MAX_POOL_PLANES(float, f32_k2s2, 2, 2)
-MAX_POOL_PLANES(float, f32_k3s2, 3, 2)
-MAX_POOL_PLANES(bf16, bf16_k2s2, 2, 2)
-MAX_POOL_PLANES(bf16, bf16_k3s2, 3, 2)
+MAX_POOL_PLANES(float, i8, f32_k2s2, 2, 2)
+MAX_POOL_PLANES(float, i8, f32_k3s2, 3, 2)
+MAX_POOL_PLANES(bf16, i8, bf16_k2s2, 2, 2)
+MAX_POOL_PLANES(bf16, i8, bf16_k3s2, 3, 2)
+MAX_POOL_PLANES(float, float, again_f32_k2s2, 2, 2)
+MAX_POOL_PLANES(float, float, again_f32_k3s2, 3, 2)
+MAX_POOL_PLANES(bf16, bf16, again_bf16_k2s2, 2, 2)
+MAX_POOL_PLANES(bf16, bf16, again_bf16_k3s2, 3, 2)

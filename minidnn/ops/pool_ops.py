@@ -13,8 +13,9 @@ from minidnn.ops.array import Array, common_layout, suffix, vector
 from minidnn.ops.context import Context
 from minidnn.ops.kernels import BLOCK, THREADS, FastDiv, Launcher, Split, Strides, blocks, i64, image_grid, u32
 
-LARGE = 64
-"""From so many taps on, a window is searched by the lanes of a warp together; in NHWC of PACKS packs of channels."""
+LARGE, SHARED = 64, 1024
+"""From so many taps on, a window is searched by the lanes of a warp together, and by all warps of a block; in NHWC of
+PACKS packs of channels."""
 PACKS, WARPS = 4, THREADS // 32
 PLANES_BYTES, MANY_BLOCKS = 24576, 4096
 """Shared memory of a block that takes whole planes, as in pooling_planes.cu, and how many blocks are plenty."""
@@ -75,10 +76,12 @@ def _split(layout: str, width: int, c: int, h: int, w: int) -> tuple[Split, int]
     return Split(w, h), c * h * w
 
 
-def _large_split(layout: str, width: int, c: int, p: int, q: int) -> tuple[Split, int]:
-    """As `_split`, of windows that a warp searches, and how many warps an image needs."""
+def _large(layout: str, width: int, c: int, p: int, q: int, taps: int) -> tuple[Split, int, int]:
+    """As `_split`, of windows that warps search; how many an image has; and how many warps share one: all of a block
+    where each finds enough to do."""
     packs = blocks(c // width, PACKS) if layout == "nhwc" else c
-    return (Split(packs, q) if layout == "nhwc" else Split(q, p)), packs * p * q
+    team = WARPS if taps >= SHARED else 1
+    return (Split(packs, q) if layout == "nhwc" else Split(q, p)), packs * p * q, team
 
 
 def _planes_per_block(planes: int, nbytes: int, items: int) -> int:
@@ -99,7 +102,7 @@ def max_pool2d_forward(
     """Y [N,C,P,Q] = maximum of each window of X [N,C,H,W]; index int8 like Y: see pooling.cu."""
     if index is not None and kernel[0] * kernel[1] > 127:
         raise ShapeError(f"kernel is {kernel}; a window whose index is saved must have at most 127 values")
-    n, c, h, w = x.shape4
+    n, c, _, _ = x.shape4
     _, _, p, q = y.shape4
     layout = common_layout("max_pool2d_forward", x, y, index)
     if layout == "nchw":
@@ -112,19 +115,13 @@ def max_pool2d_forward(
     width = vector(c, x, y) if layout == "nhwc" and (index is None or index.aligned(16 // x.itemsize)) else 1
     geometry = _geometry(x, y, kernel, stride, padding, dilation)
     if kernel[0] * kernel[1] >= LARGE:
-        split, count = _large_split(layout, width, c, p, q)
+        split, count, team = _large(layout, width, c, p, q, kernel[0] * kernel[1])
         return on.bind(
-            "pooling_large", f"max_pool_forward_large_{layout}_{suffix(x.code, width)}", image_grid(count, n, WARPS),
-            BLOCK, x, y, index, n, geometry, split, u32(count), Strides(x), Strides(y), relu,
+            "pooling_large", f"max_pool_forward_large_{layout}_{suffix(x.code, width)}",
+            image_grid(count, n, WARPS // team), BLOCK,
+            x, y, index, n, geometry, split, u32(count), team, Strides(x), Strides(y), relu,
         )  # fmt: skip
     window = _window(kernel, stride, dilation) if layout == "nchw" or width > 1 else ""
-    if layout == "nchw" and window and x.aligned(16 // x.itemsize):
-        planes = _planes_per_block(n * c, h * w * x.itemsize, p * q)
-        if planes:
-            return on.bind(
-                "pooling_planes", f"max_pool_forward_planes_{x.code}{window}", (blocks(n * c, planes), 1, 1), BLOCK,
-                x, y, index, geometry, Split(q, p), planes, i64(n * c), relu,
-            )  # fmt: skip
     split, count = _split(layout, width, c, p, q)
     return on.bind(
         "pooling", f"max_pool_forward_{layout}_{suffix(x.code, width)}{window}", image_grid(count, n), BLOCK,
@@ -159,13 +156,14 @@ def max_pool2d_backward(
     window = _window(kernel, stride, dilation) if layout == "nchw" or width > 1 else ""
     if window:  # a thread takes the 2 x 2 pixels that begin with its window's first one
         rows, columns = (h + padding[0][0] + 1) // 2, (w + padding[1][0] + 1) // 2
-        if layout == "nchw" and index is not None and all(a.aligned(16 // a.itemsize) for a in (dy, index, dx)):
+        if layout == "nchw" and all(a.aligned(16 // a.itemsize) for a in (dy, saved, dx)):
             nbytes = h * w * dx.itemsize + p * q * (dy.itemsize + 1)
             planes = _planes_per_block(n * c, nbytes, rows * columns)
             if planes:
                 return on.bind(
-                    "pooling_planes", f"max_pool_backward_planes_{dy.code}{window}", (blocks(n * c, planes), 1, 1),
-                    BLOCK, dy, index, dx, geometry, Split(columns, rows), planes, i64(n * c),
+                    "pooling_planes", f"max_pool_backward_planes_{again}{dy.code}{window}",
+                    (blocks(n * c, planes), 1, 1), BLOCK,
+                    dy, saved, dx, geometry, Split(columns, rows), Split(q, p), planes, i64(n * c),
                 )  # fmt: skip
         split, count = _split(layout, width, c, rows, columns)
         return on.bind(
@@ -174,10 +172,10 @@ def max_pool2d_backward(
         )  # fmt: skip
     side_by_side = dilation == (1, 1) and kernel[0] <= stride[0] and kernel[1] <= stride[1]
     if index is None and side_by_side and kernel[0] * kernel[1] >= LARGE:
-        split, count = _large_split(layout, width, c, p, q)
+        split, count, team = _large(layout, width, c, p, q, kernel[0] * kernel[1])
         return on.bind(
-            "pooling_large", f"max_pool_backward_large_{code}", image_grid(count, n, WARPS), BLOCK,
-            dy, x, dx, n, geometry, split, u32(count), Strides(dx), Strides(dy),
+            "pooling_large", f"max_pool_backward_large_{code}", image_grid(count, n, WARPS // team), BLOCK,
+            dy, x, dx, n, geometry, split, u32(count), team, Strides(dx), Strides(dy),
         )  # fmt: skip
     if index is None:
         split, count = _split(layout, 1, c, h, w)

@@ -99,14 +99,12 @@ def test_planes_of_a_block_fit_its_shared_memory() -> None:
     assert re.findall(r"#define PLANES_BYTES (\d+)", text) == [str(pool_ops.PLANES_BYTES)]
     for item, height, wider, count in product((2, 4), range(1, 120), (0, 1), (1, 100, 65536)):
         area, windows = height * (height + wider), (height // 2 + 1) ** 2
-        for sizes in ([area * item], [area * item, windows * item, windows]):
-            planes = pool_ops._planes_per_block(count, sum(sizes), windows)
-            words = sum((planes * size + 30) // 16 for size in sizes)  # each begins and ends inside a word
-            assert planes <= count
-            assert words * 16 <= pool_ops.PLANES_BYTES
-            assert planes or sum(sizes) > pool_ops.PLANES_BYTES - 96
-    alexnet = [(256 * 96, 55, 27), (256 * 256, 13, 6)]
-    assert [pool_ops._planes_per_block(n, 4 * h * h, p * p) for n, h, p in alexnet] == [2, 14]
+        sizes = [area * item, windows * item, windows]
+        planes = pool_ops._planes_per_block(count, sum(sizes), windows)
+        words = sum((planes * size + 30) // 16 for size in sizes)  # each begins and ends inside a word
+        assert planes <= count
+        assert words * 16 <= pool_ops.PLANES_BYTES
+        assert planes or sum(sizes) > pool_ops.PLANES_BYTES - 96
 
 
 class Names:
@@ -120,32 +118,32 @@ class Names:
         return lambda: None
 
 
-def whole_planes(shape: tuple[int, int, int, int], moved: str | None = None) -> list[bool]:
-    """Whether forward and backward take planes whole, where one of the arrays begins 8 bytes behind a word."""
+def whole_planes(shape: tuple[int, int, int, int], again: bool = False, moved: str | None = None) -> bool:
+    """Whether backward takes planes whole, where one of the arrays begins 8 bytes behind a word."""
     n, c, h, w = shape
     out = (n, c, (h - 1) // 2, (w - 1) // 2)
-    x, y, index, dy, dx = (
-        Array.of(tensor_of(size, dtype, "NCHW"), 4096 + 8 * (name == moved))
-        for name, size, dtype in (("x", shape, "float32"), ("y", out, "float32"), ("index", out, "int8"),
+    arrays = {
+        name: Array.of(tensor_of(size, dtype, "NCHW"), 4096 + 8 * (name == moved))
+        for name, size, dtype in (("index", out, "int8"), ("x", shape, "float32"), ("y", out, "float32"),
                                   ("dy", out, "float32"), ("dx", shape, "float32"))
-    )  # fmt: skip
+        if (name == "index") <= (not again) and (name in "xy") <= again
+    }  # fmt: skip
     library = Names()
-    on = Context(library, 0, (0, 0))
     geometry: dict[str, Any] = {"kernel": (3, 3), "stride": (2, 2), "padding": NO_PADDING, "dilation": (1, 1)}
-    pool_ops.max_pool2d_forward(on, x=x, y=y, index=index, **geometry)
-    pool_ops.max_pool2d_backward(on, dy=dy, dx=dx, index=index, **geometry)
-    return ["planes" in name for name in library.names]
+    pool_ops.max_pool2d_backward(Context(library, 0, (0, 0)), **arrays, **geometry)
+    return "planes" in library.names[0]
 
 
-@pytest.mark.parametrize("moved", [None, "x", "y", "dy", "index", "dx"])
-def test_planes_are_not_taken_whole_where_an_array_begins_inside_a_word(moved: str | None) -> None:
-    assert whole_planes((2, 3, 13, 13), moved) == [moved != "x", moved not in ("dy", "index", "dx")]
+@pytest.mark.parametrize("moved", [None, "x", "dy", "index", "dx"])
+@pytest.mark.parametrize("again", [False, True])
+def test_planes_are_not_taken_whole_where_an_array_begins_inside_a_word(moved: str | None, again: bool) -> None:
+    needed = ("dy", "dx", "x" if again else "index")
+    assert whole_planes((2, 3, 13, 13), again, moved) is (moved not in needed)
 
 
 def test_planes_are_not_taken_whole_where_one_does_not_fit_with_its_gradient_and_index() -> None:
-    assert whole_planes((2, 3, 68, 69)) == [True, True]
-    assert whole_planes((2, 3, 70, 70)) == [True, False]  # without the index it would fit
-    assert whole_planes((2, 3, 79, 78)) == [False, False]
+    assert whole_planes((2, 3, 68, 69))
+    assert not whole_planes((2, 3, 70, 70))
 
 
 LARGE = {  # what no index of one byte tells
@@ -155,6 +153,9 @@ LARGE = {  # what no index of one byte tells
     "side by side": ((2, 40, 26, 38), (12, 12), (12, 12), NO_PADDING, (1, 1), (2, 3)),
     "apart": ((1, 16, 27, 31), (12, 11), (14, 13), ((5, 5), (3, 3)), (1, 1), (2, 3)),
     "ceil": ((1, 8, 25, 30), (12, 12), (12, 13), NO_PADDING, (1, 1), (3, 3)),
+    "all warps": ((2, 40, 40, 44), (36, 35), (36, 35), ((3, 3), (2, 2)), (1, 1), (1, 1)),
+    "all warps, side by side": ((2, 5, 66, 71), (33, 32), (33, 32), NO_PADDING, (1, 1), (2, 2)),
+    "all warps, dilated": ((1, 8, 71, 41), (33, 32), (3, 5), ((4, 4), (15, 15)), (2, 1), (5, 8)),
     "columns": ((1, 4, 30, 4), (30, 3), (30, 3), NO_PADDING, (1, 1), (1, 1)),
 }
 
