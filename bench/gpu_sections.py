@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench.markdown import Result, files, heading, milliseconds, origin, size, table
 from bench.peers import HEURISTICS
+from bench.rows import ENOUGH
 from minidnn.device.cuda import PRECISIONS
 from minidnn.units import GiB, format_ms
 
@@ -88,13 +89,14 @@ def kernels(results: Path) -> str:
     text = ""
     for file, found in files(results, "kernels-*.json"):
         rows = found["rows"].values()
-        good, plain = (sum(row[share] >= 0.8 for row in rows) for share in ("share", "of_plain"))
+        good, plain = (sum(row[share] >= ENOUGH for row in rows) for share in ("share", "of_plain"))
         right = "all right" if all(r["right"] for r in rows) else f"{sum(r['right'] for r in rows)} right"
         rates = sorted({round(row["copy_GBps"]) for row in rows})
         copy = " to ".join(str(rate) for rate in (rates[0], rates[-1])[: len(rates)])
         text += (
-            f"{len(rows)} cases, {right}; {good} reach 80 % or more of the card's copy rate, {copy} GB/s read and "
-            f"written; {plain} reach 80 % or more of what PyTorch's elementwise kernel reaches that moves as much.\n\n"
+            f"{len(rows)} cases, {right}; {good} reach {100 * ENOUGH:.0f} % or more of the card's copy rate, {copy} "
+            f"GB/s read and written; {plain} reach that share of what PyTorch's elementwise kernel reaches that "
+            "moves as many bytes.\n\n"
         )
         lines = [
             [name, f"{r['ms']:.4f}", f"{r['GB/s']:.0f}", *(f"{100 * r[s]:.0f} %" for s in ("share", "of_plain")),

@@ -24,11 +24,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.kernel_cases import FAMILIES, Case
-from bench.rows import RESULTS, Rows, card_of
+from bench.rows import ENOUGH, RESULTS, Rows, card_of
 from minidnn.ops.context import Context
 from minidnn.ops.kernels import Kernels, Launcher
 
-ENOUGH = 0.8
 LAUNCHES = 10
 """Of a kernel, per timed replay."""
 
@@ -114,7 +113,7 @@ def main() -> None:
                 print(f"{case.name:48s} {numbers}{'' if row['right'] else '  WRONG'}", flush=True)
         torch.cuda.empty_cache()
     found = rows.rows.values()
-    good, plain = (sum(row.get(share, 0.0) >= ENOUGH for row in found) for share in ("share", "of_plain"))
+    good, plain = (sum(row[share] >= ENOUGH for row in found) for share in ("share", "of_plain"))
     right = sum(row["right"] for row in found)
     print(f"{right} of {len(found)} right; at {ENOUGH:.0%} or more of the copy rate {good}, of plain kernels {plain}")
 

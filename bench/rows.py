@@ -22,6 +22,8 @@ from bench.environment import ROOT, describe
 from minidnn.run.compare import iteration_times
 from minidnn.run.trainer import Trainer
 
+ENOUGH = 0.8
+"""Share of a copy's rate that a kernel should reach."""
 RESULTS = ROOT / "bench" / "results"
 PACKAGES = ("cupy-cuda13x", "nvidia-cudnn-frontend", "nvidia-cudnn-cu13", "torch", "torchvision", "triton")
 WARM_UP = 3

@@ -1,9 +1,10 @@
 // What every kernel file shares. It includes no header: with CUDA from wheels alone NVRTC finds none, so bf16 and the
-// integer types are our own. `minidnn/ops/kernels.py` pastes this text in front of a kernel file before it compiles it.
+// integer types are our own. `minidnn/ops/kernels.py` pastes this text, and then its family's, in front of a kernel file.
 //
 // Conventions. Tensors are logically N,C,H,W. A kernel whose name says `nhwc` wants channels innermost (stride 1) and
 // takes V of them per thread in one 16-byte access; `nchw` kernels take consecutive pixels of a row. blockIdx.y is the
-// image, so that offsets inside one image fit 32 bits. Arithmetic is in float; a result is rounded once, on store.
+// image (where a kernel does not say otherwise), so that offsets inside one image fit 32 bits. Arithmetic is in float; a
+// result is rounded once, on store.
 
 typedef signed char i8;
 typedef unsigned char u8;

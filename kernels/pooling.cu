@@ -1,4 +1,4 @@
-// Max-pooling over small windows, forward and backward.
+// Max-pooling, forward and backward; over large windows side by side see pooling_large.cu.
 
 // K = 0: any window, stride and dilation; otherwise a K x K window of stride ST and dilation 1.
 template <typename T, int V, bool LAST, int K, int ST>

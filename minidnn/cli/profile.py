@@ -41,10 +41,10 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         found = [device.profile(graph) for graph in graphs]
     entries = {key: ways for part in found for key, ways in part.entries.items()}
     unknown = [op.name for graph in graphs for op in graph.ops if op_key(graph, op) not in entries]
-    if unknown or found[0].link is None:
+    if unknown or found[-1].link is None:
         raise OutOfDeviceMemory(f"{', '.join(unknown) or 'the link'} could not be measured; use a smaller batch")
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    profile = replace(found[0], source=f"{found[0].source}, {today}", entries=entries)
+    profile = replace(found[0], source=f"{found[0].source}, {today}", entries=entries, link=found[-1].link)
     with writing(args.output) as file:
         profile.save(file)
     result = _summary(args, profile, graphs[0])

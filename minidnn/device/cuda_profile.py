@@ -2,7 +2,8 @@
 leave of it to copies.
 
 What was never measured on the card with this cuDNN is measured now, in memory that is taken for it and given back, and
-kept on disk. While an arena is in use there is no room to measure: new shapes then have cuDNN's own order.
+kept on disk; the link is measured again with new operations. While an arena is in use there is no room to measure: new
+shapes then have cuDNN's own order.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def card_profile(device: CudaDevice, graph: Graph) -> Profile:
 
 
 def _measure_the_rest(device: CudaDevice, graph: Graph, ops: Mapping[str, Op], store: PlanStore) -> None:
-    """Whatever of these ops is not known yet, and with them the link, again: when it was measured before, others may
-    have used it."""
+    """Whatever of these ops is not known yet, and with what is new the link, again: when it was measured before, others
+    may have used it."""
     work = {key: (graph, op) for key, op in ops.items() if key not in store.times}
     if work:
         store.add_times(op_times(device, work, device.scratch_bytes))

@@ -89,8 +89,9 @@ def pack(arguments: tuple[Any, ...]) -> tuple[ctypes.Array[c_void_p], list[Any]]
 def source(module: str) -> str:
     """The text that is compiled: what all files share, what a family shares (pooling.cuh for pooling.cu,
     pooling_large.cu and pooling_planes.cu), then the file. One text, so that a compiler cache sees all of it."""
-    shared = [FOLDER / f"{name}.cuh" for name in ("common", module.partition("_")[0])]
-    return "".join(path.read_text() for path in (*shared, FOLDER / f"{module}.cu") if path.exists())
+    family = FOLDER / f"{module.partition('_')[0]}.cuh"
+    paths = [FOLDER / "common.cuh", *([family] if family.exists() else []), FOLDER / f"{module}.cu"]
+    return "".join(path.read_text() for path in paths)
 
 
 def modules() -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minidnn.ops.array import Array
-from minidnn.profile.profile import Algorithm, HostCosts, Link, Shares, share
+from minidnn.profile.profile import Algorithm, HostCosts, Link, Shares, link_of, share
 from minidnn.units import round_up
 
 Pair = tuple[int, int]
@@ -210,7 +210,7 @@ class PlanStore:
                 text = json.loads(path.read_text())
                 if text["format"] != FORMAT:
                     raise ValueError(text["format"])
-                link = Link(**text["link"]) if text["link"] else None
+                link = link_of(**text["link"]) if text["link"] else None
                 times = {str(key): float(ms) for key, ms in text["times"].items()}
                 host = {str(key): HostCosts(*map(float, costs)) for key, costs in text["host"].items()}
                 slowdown = {str(key): float(factor) for key, factor in text["slowdown"].items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_int32
 
-from minidnn.errors import ShapeError
+from minidnn.errors import DeviceError, ShapeError
 from minidnn.ops.array import Array, common_layout, suffix, vector
 from minidnn.ops.context import Context
 from minidnn.ops.kernels import BLOCK, THREADS, FastDiv, Launcher, Split, Strides, blocks, i64, image_grid, u32
@@ -17,6 +17,8 @@ LARGE, SHARED = 64, 1024
 """From so many taps on, a window is searched by the lanes of a warp together, and by all warps of a block; in NHWC of
 PACKS packs of channels."""
 PACKS, WARPS = 4, THREADS // 32
+MOST = 2**31 - 2**15
+"""Values of an image: kernels count them in 32 bits, and look so far ahead."""
 PLANES_BYTES, MANY_BLOCKS = 24576, 4096
 """Shared memory of a block that takes whole planes, as in pooling_planes.cu, and how many blocks are plenty."""
 Pair = tuple[int, int]
@@ -25,7 +27,7 @@ _SIZES = ("C", "H", "W", "P", "Q", "R", "S", "stride_h", "stride_w", "pad_h", "p
 
 
 class Pool(ctypes.Structure):
-    """Geometry of max-pooling, as in pooling.cu."""
+    """Geometry of max-pooling, as in pooling.cuh."""
 
     _fields_ = tuple((name, c_int32) for name in (*_SIZES, "dilation_h", "dilation_w"))
 
@@ -42,6 +44,8 @@ class Average(ctypes.Structure):
 def _geometry(x: Array, y: Array, kernel: Pair, stride: Pair, padding: Padding, dilation: Pair) -> Pool:
     _, c, h, w = x.shape4
     _, _, p, q = y.shape4
+    if c * h * w > MOST:
+        raise DeviceError(f"an image has {c * h * w} values; max-pooling on the GPU takes at most {MOST}")
     return Pool(c, h, w, p, q, *kernel, *stride, padding[0][0], padding[1][0], *dilation)
 
 
@@ -99,11 +103,12 @@ def max_pool2d_forward(
     on: Context, *, x: Array, y: Array, index: Array | None = None,
     kernel: Pair, stride: Pair, padding: Padding, dilation: Pair, relu: bool = False,
 ) -> Launcher:  # fmt: skip
-    """Y [N,C,P,Q] = maximum of each window of X [N,C,H,W]; index int8 like Y: see pooling.cu."""
+    """Y [N,C,P,Q] = maximum of each window of X [N,C,H,W]; index int8 like Y: see pooling.cuh."""
     if index is not None and kernel[0] * kernel[1] > 127:
         raise ShapeError(f"kernel is {kernel}; a window whose index is saved must have at most 127 values")
     n, c, _, _ = x.shape4
     _, _, p, q = y.shape4
+    geometry = _geometry(x, y, kernel, stride, padding, dilation)
     layout = common_layout("max_pool2d_forward", x, y, index)
     if layout == "nchw":
         pairs = _pairs(x, y, index or y, kernel, stride, padding, dilation)
@@ -113,7 +118,6 @@ def max_pool2d_forward(
                 x, y, index, n, Split(q // pairs, p), u32(c * p * q // pairs), Strides(x), Strides(y), relu,
             )  # fmt: skip
     width = vector(c, x, y) if layout == "nhwc" and (index is None or index.aligned(16 // x.itemsize)) else 1
-    geometry = _geometry(x, y, kernel, stride, padding, dilation)
     if kernel[0] * kernel[1] >= LARGE:
         split, count, team = _large(layout, width, c, p, q, kernel[0] * kernel[1])
         return on.bind(
@@ -133,7 +137,8 @@ def max_pool2d_backward(
     on: Context, *, dy: Array, dx: Array, index: Array | None = None, x: Array | None = None, y: Array | None = None,
     kernel: Pair, stride: Pair, padding: Padding, dilation: Pair,
 ) -> Launcher:  # fmt: skip
-    """dX from dY and the saved index; without an index from X and Y: the first of equal maxima, or the last NaN."""
+    """dX from dY and the saved index; without an index from X and Y: the first of equal maxima, or the last NaN. Y then
+    is the maximum of X, without a ReLU: what one would stop, the index alone tells."""
     if index is None and (x is None or y is None):
         raise ShapeError("max_pool2d_backward got neither an index nor both X and Y; it needs one or the other")
     n, c, h, w = dx.shape4

@@ -55,11 +55,13 @@ class Link:
         return self.latency_ms + nbytes / (self.d2h if to_host else self.h2d) * 1e3
 
     def fastest(self, other: Link | None) -> Link:
-        """The best of two measurements of one link: whatever else uses it makes it slower, never faster."""
+        """The best of two measurements of one link: whatever else uses it makes it slower, never faster. Whether it is
+        duplex, the less disturbed one knows."""
         if other is None:
             return self
+        quiet = max(self, other, key=lambda link: link.d2h + link.h2d)
         latency_ms = min(self.latency_ms, other.latency_ms)
-        return Link(max(self.d2h, other.d2h), max(self.h2d, other.h2d), latency_ms, self.duplex or other.duplex)
+        return Link(max(self.d2h, other.d2h), max(self.h2d, other.h2d), latency_ms, quiet.duplex)
 
 
 def op_key(graph: Graph, op: Op) -> str:
@@ -143,7 +145,7 @@ class Profile:
             entries = {str(key): tuple(map(_algorithm, ways)) for key, ways in text["entries"].items()}
             if not all(entries.values()):
                 raise ArgumentError("an op without an algorithm; it needs one")
-            link = _link(**text["link"]) if text["link"] else None
+            link = link_of(**text["link"]) if text["link"] else None
             target = Target(**text["target"]) if text.get("target") else None
             scratch, launch_ms = _size(text.get("scratch_bytes", 0)), number(text["launch_ms"], "launch_ms", 0)
             action_ms = number(text.get("action_ms", launch_ms), "action_ms", 0)
@@ -178,9 +180,12 @@ def _algorithm(fields: dict[str, Any]) -> Algorithm:
     return Algorithm(str(found.name), workspace, ms, bool(found.deterministic), Shares(d2h, h2d))
 
 
-def _link(d2h: object, h2d: object, latency_ms: object = 0.01, duplex: object = True) -> Link:
+def link_of(d2h: object, h2d: object, latency_ms: object = 0.01, duplex: object = True) -> Link:
+    """A link that a file tells of, checked: rates above 0, a latency of 0 or more, all finite."""
+    if not isinstance(duplex, bool):
+        raise ArgumentError(f"duplex is {shown(duplex)}; it must be true or false")
     rates = number(d2h, "d2h", 0, bounds="()"), number(h2d, "h2d", 0, bounds="()")
-    return Link(*rates, number(latency_ms, "latency_ms", 0), bool(duplex))
+    return Link(*rates, number(latency_ms, "latency_ms", 0), duplex)
 
 
 def _size(value: object) -> int:

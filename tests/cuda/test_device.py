@@ -13,7 +13,7 @@ from minidnn import Trainer, nn, optim
 from minidnn.device.cuda import CudaDevice
 from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError, DeviceError, OutOfDeviceMemory
-from minidnn.profile.profile import Algorithm, HostCosts, Shares, op_key
+from minidnn.profile.profile import Algorithm, HostCosts, Link, Shares, op_key
 from tests.cuda.fake import LINK, TOTAL, HostPlans, RuntimeLibrary, fake_cuda
 from tests.cuda.support import why_no_cuda, why_no_emulator
 
@@ -195,6 +195,21 @@ def test_measured_times_order_the_plans() -> None:
         assert (profile.link, profile.target, profile.measured) == (LINK, target, True)
         assert device.profile(graph) == profile  # known now: nothing is measured again
         assert runtime.memory == {}
+
+
+def test_the_link_is_measured_again_with_new_operations() -> None:
+    from minidnn.graph.build import build
+    from minidnn.graph.graph import Target
+
+    target, rates = Target("native", "tf32", "NHWC"), [2e10, 5e10, 4e10]
+    with fake_cuda() as (device, _), patch("minidnn.device.cuda_profile.link_rates") as link_rates:
+        link_rates.side_effect = [Link(rate, rate) for rate in rates]
+        for batch, seen in ((4, 2e10), (4, 2e10), (8, 5e10), (16, 5e10)):  # the second is known
+            graph = build(network(), nn.CrossEntropyLoss(), (batch, 3, 12, 12), target, optimizer=optim.SGD(0.1))
+            link = device.profile(graph).link
+            assert link is not None
+            assert link.d2h == seen
+        assert link_rates.call_count == len(rates)
 
 
 @pytest.mark.parametrize(("in_place", "slowdown"), [(1.5, 1.5), (0.5, 0.5)])

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from minidnn.device.base import numpy_dtype
-from minidnn.errors import ShapeError
+from minidnn.errors import DeviceError, ShapeError
 from minidnn.ops import pool_ops
 from minidnn.ops.array import Array
 from minidnn.ops.context import Context
-from minidnn.ops.kernels import FOLDER, Grid, Launcher
+from minidnn.ops.kernels import FOLDER, Grid, Launcher, source
 from tests.cuda.parity import BOTH, LAYOUTS, NO_PADDING, TOLERANCE, normal, parity
 from tests.cuda.support import Place, tensor_of
 
@@ -107,6 +107,11 @@ def test_planes_of_a_block_fit_its_shared_memory() -> None:
         assert planes or sum(sizes) > pool_ops.PLANES_BYTES - 96
 
 
+def test_a_kernel_file_that_is_missing_is_not_passed_over() -> None:
+    with pytest.raises(FileNotFoundError, match="poolling"):
+        source("poolling")
+
+
 class Names:
     """A library that only writes down what is launched."""
 
@@ -122,11 +127,12 @@ def whole_planes(shape: tuple[int, int, int, int], again: bool = False, moved: s
     """Whether backward takes planes whole, where one of the arrays begins 8 bytes behind a word."""
     n, c, h, w = shape
     out = (n, c, (h - 1) // 2, (w - 1) // 2)
-    arrays = {
+    needed = ("dy", "dx", *(("x", "y") if again else ("index",)))
+    arrays: dict[str, Any] = {
         name: Array.of(tensor_of(size, dtype, "NCHW"), 4096 + 8 * (name == moved))
         for name, size, dtype in (("index", out, "int8"), ("x", shape, "float32"), ("y", out, "float32"),
                                   ("dy", out, "float32"), ("dx", shape, "float32"))
-        if (name == "index") <= (not again) and (name in "xy") <= again
+        if name in needed
     }  # fmt: skip
     library = Names()
     geometry: dict[str, Any] = {"kernel": (3, 3), "stride": (2, 2), "padding": NO_PADDING, "dilation": (1, 1)}
@@ -179,6 +185,18 @@ def test_windows_too_large_for_an_index_are_searched_again(
     saved = {"dy": normal(y_shape, dtype, 1), "x": x, "y": y}
     dx = parity(place, "max_pool2d_backward", saved, {"dx": (shape, dtype)}, layout, TOLERANCE[dtype], **geometry)
     assert 0 < np.count_nonzero(dx["dx"][0]) <= np.prod(y_shape)
+
+
+@pytest.mark.parametrize("kernel", [(2, 2), (2, 2**30)])
+def test_an_image_of_too_many_values_is_refused(kernel: tuple[int, int]) -> None:
+    on = Context(Names(), 0, (0, 0))
+    geometry: dict[str, Any] = {"kernel": kernel, "stride": kernel, "padding": NO_PADDING, "dilation": (1, 1)}
+    x = Array.of(tensor_of((1, 1, 2, 2**30 - 2**13), "bfloat16", "NCHW"), 4096)
+    y = Array.of(tensor_of((1, 1, 1, max(2**30 // kernel[1], 1)), "bfloat16", "NCHW"), 4096)
+    with pytest.raises(DeviceError, match="has 2147467264 values; max-pooling on the GPU takes at most 2147450880"):
+        pool_ops.max_pool2d_forward(on, x=x, y=y, **geometry)
+    with pytest.raises(DeviceError, match="an image has 2147467264 values"):
+        pool_ops.max_pool2d_backward(on, dy=y, x=x, y=y, dx=x, **geometry)
 
 
 def test_a_window_too_large_for_an_index_is_refused(place: Place) -> None:

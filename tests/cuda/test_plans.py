@@ -385,6 +385,7 @@ def test_a_link_is_as_fast_as_it_was_ever_seen(tmp_path: Path) -> None:
     store = PlanStore(tmp_path / "plans.json")
     store.add_link(Link(5e10, 2e10, 0.002, duplex=False))
     store.add_link(Link(4e10, 6e10, 0.009, duplex=True))
+    store.add_link(Link(2e10, 2e10, 0.01, duplex=False))  # a busy link may look like anything
     store.save()
     assert PlanStore(store.path).link == Link(5e10, 6e10, 0.002, duplex=True)
 
@@ -392,7 +393,9 @@ def test_a_link_is_as_fast_as_it_was_ever_seen(tmp_path: Path) -> None:
 def test_a_damaged_store_counts_as_empty_and_so_does_an_older_one(tmp_path: Path) -> None:
     path = tmp_path / "plans.json"
     rest = '"host": {"a": [1, 1, 1]}, "times": {"a": 1}, "slowdown": {}, "shares": {}, "plans": {"b": []}}'
-    wrong_link = f'{{"format": {FORMAT}, "link": {{"up": 1}}, {rest}'
+    rates = ('{"up": 1}', '{"d2h": "fast", "h2d": 1}', '{"d2h": Infinity, "h2d": 1}', '{"d2h": 1, "h2d": 0}',
+             '{"d2h": 1, "h2d": 1, "latency_ms": -3}', '{"d2h": 1, "h2d": 1, "duplex": "no"}')  # fmt: skip
+    wrong_links = [f'{{"format": {FORMAT}, "link": {link}, {rest}' for link in rates]
     older = f'{{"format": {FORMAT - 1}, "link": null, {rest}'
     whole = f'{{"format": {FORMAT}, "link": null, {rest}'
     path.write_text(whole)
@@ -401,7 +404,7 @@ def test_a_damaged_store_counts_as_empty_and_so_does_an_older_one(tmp_path: Path
              ("{}, \"plans", '{"a": [NaN, 1]}, "plans'), ('"shares": {}, ', ""), ('{"a": 1}', "[]"))  # fmt: skip
     damaged = [whole.replace(old, new) for old, new in wrong]
     assert whole not in damaged
-    for text in ("{", "[]", '{"plans": {}}', wrong_link, older, *damaged):
+    for text in ("{", "[]", '{"plans": {}}', *wrong_links, older, *damaged):
         path.write_text(text)
         store = PlanStore(path)
         assert (store.entries, store.times, store.link) == ({}, {}, None)

@@ -133,6 +133,7 @@ def test_what_else_uses_the_link_does_not_make_it_slower(monkeypatch: pytest.Mon
     rounds = measure.LINK_ROUNDS
     times = iter([ms * (1 if i % 4 == 3 else 3) for i in range(rounds) for ms in alone])  # quiet in every fourth round
     monkeypatch.setattr(measure, "PAUSE", 0.0)
+    monkeypatch.setattr(measure, "COPY_BYTES", 1024)
     with HostDevice() as device:
         monkeypatch.setattr(device, "elapsed_ms", lambda begin, end: next(times))
         link = measure.link_rates(device)
@@ -146,6 +147,7 @@ def test_a_link_is_duplex_where_both_ways_keep_most_of_their_rates(
 ) -> None:
     times = iter([3.0, 4.0, both, *[0.1] * measure.REPEATS] * measure.LINK_ROUNDS)
     monkeypatch.setattr(measure, "PAUSE", 0.0)
+    monkeypatch.setattr(measure, "COPY_BYTES", 1024)
     with HostDevice() as device:
         monkeypatch.setattr(device, "elapsed_ms", lambda begin, end: next(times))
         assert measure.link_rates(device).duplex is duplex
