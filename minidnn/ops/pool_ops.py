@@ -133,6 +133,22 @@ def max_pool2d_forward(
     )  # fmt: skip
 
 
+def _planes(
+    on: Context, dy: Array, saved: Array, dx: Array, geometry: Pool, again: str, window: str, tiles: Split, count: int
+) -> Launcher | None:
+    """The gradient of whole NCHW planes at a time, each of `count` tiles; None where a plane does not fit into shared
+    memory or an array begins inside a word of 16 bytes."""
+    n, c, h, w = dx.shape4
+    _, _, p, q = dy.shape4
+    planes = _planes_per_block(n * c, h * w * dx.itemsize + p * q * (dy.itemsize + 1), count)
+    if not planes or not all(a.aligned(16 // a.itemsize) for a in (dy, saved, dx)):
+        return None
+    return on.bind(
+        "pooling_planes", f"max_pool_backward_planes_{again}{dy.code}{window}", (blocks(n * c, planes), 1, 1), BLOCK,
+        dy, saved, dx, geometry, tiles, Split(q, p), planes, i64(n * c),
+    )  # fmt: skip
+
+
 def max_pool2d_backward(
     on: Context, *, dy: Array, dx: Array, index: Array | None = None, x: Array | None = None, y: Array | None = None,
     kernel: Pair, stride: Pair, padding: Padding, dilation: Pair,
@@ -161,15 +177,9 @@ def max_pool2d_backward(
     window = _window(kernel, stride, dilation) if layout == "nchw" or width > 1 else ""
     if window:  # a thread takes the 2 x 2 pixels that begin with its window's first one
         rows, columns = (h + padding[0][0] + 1) // 2, (w + padding[1][0] + 1) // 2
-        if layout == "nchw" and all(a.aligned(16 // a.itemsize) for a in (dy, saved, dx)):
-            nbytes = h * w * dx.itemsize + p * q * (dy.itemsize + 1)
-            planes = _planes_per_block(n * c, nbytes, rows * columns)
-            if planes:
-                return on.bind(
-                    "pooling_planes", f"max_pool_backward_planes_{again}{dy.code}{window}",
-                    (blocks(n * c, planes), 1, 1), BLOCK,
-                    dy, saved, dx, geometry, Split(columns, rows), Split(q, p), planes, i64(n * c),
-                )  # fmt: skip
+        tiles = Split(columns, rows)
+        if layout == "nchw" and (planes := _planes(on, dy, saved, dx, geometry, again, window, tiles, rows * columns)):
+            return planes
         split, count = _split(layout, width, c, rows, columns)
         return on.bind(
             "pooling", f"max_pool_backward_tile_{again}{code}{window}", image_grid(count, n), BLOCK,

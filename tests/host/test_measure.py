@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from math import ceil
 from unittest.mock import patch
@@ -128,15 +129,20 @@ def test_link_rates_are_bytes_over_time() -> None:
         assert (device.memory_info().used, device.memory_info().pinned) == (0, 0)
 
 
-def test_what_else_uses_the_link_does_not_make_it_slower(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = (2.0, 4.0, 5.0, *[0.125] * measure.REPEATS)  # out, back, both, small copies
-    rounds = measure.LINK_ROUNDS
-    times = iter([ms * (1 if i % 4 == 3 else 3) for i in range(rounds) for ms in alone])  # quiet in every fourth round
+def measured_link(times: Iterator[float], monkeypatch: pytest.MonkeyPatch) -> Link:
+    """What is measured where a link's copies take these ms, one after the other."""
     monkeypatch.setattr(measure, "PAUSE", 0.0)
     monkeypatch.setattr(measure, "COPY_BYTES", 1024)
     with HostDevice() as device:
         monkeypatch.setattr(device, "elapsed_ms", lambda begin, end: next(times))
-        link = measure.link_rates(device)
+        return measure.link_rates(device)
+
+
+def test_what_else_uses_the_link_does_not_make_it_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = (2.0, 4.0, 5.0, *[0.125] * measure.REPEATS)  # out, back, both, small copies
+    rounds = measure.LINK_ROUNDS
+    times = iter([ms * (1 if i % 4 == 3 else 3) for i in range(rounds) for ms in alone])  # quiet in every fourth round
+    link = measured_link(times, monkeypatch)
     assert link == Link(measure.COPY_BYTES / 2e-3, measure.COPY_BYTES / 4e-3, 0.125, duplex=True)
     assert next(times, None) is None
 
@@ -146,11 +152,7 @@ def test_a_link_is_duplex_where_both_ways_keep_most_of_their_rates(
     both: float, duplex: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = iter([3.0, 4.0, both, *[0.1] * measure.REPEATS] * measure.LINK_ROUNDS)
-    monkeypatch.setattr(measure, "PAUSE", 0.0)
-    monkeypatch.setattr(measure, "COPY_BYTES", 1024)
-    with HostDevice() as device:
-        monkeypatch.setattr(device, "elapsed_ms", lambda begin, end: next(times))
-        assert measure.link_rates(device).duplex is duplex
+    assert measured_link(times, monkeypatch).duplex is duplex
 
 
 class Card:
