@@ -45,7 +45,8 @@ from minidnn.run.simulator import simulate
 from minidnn.schedule.actions import MEMORY, Launch, Offload, Prefetch, Schedule
 from minidnn.units import format_size, parse_size
 
-SECONDS = 1.2
+SECONDS, WARMING = 1.0, 0.6
+"""Of iterations that are timed, and before: by then a card that computes without pause has slowed its clock."""
 STEPS = (5, 40)
 """At least and at most so many timed steps, else SECONDS of them: a host that others use too copies at uneven speed."""
 PLANNERS = ("best", "dynprog", "greedy")
@@ -176,7 +177,7 @@ class Bench:
             fill(trainer)
             trainer.settle(trainer.issue(trainer._slots[0].batch, self.batch))
             startup = time.perf_counter() - began
-            found = timed(trainer, SECONDS, STEPS)
+            found = timed(trainer, SECONDS, STEPS, WARMING)
             timeline, schedule = recorded(trainer), trainer.schedule
             profile = self.device.profile(schedule.graph)
             sizes = {

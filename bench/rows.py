@@ -83,11 +83,12 @@ def fill(trainer: Trainer) -> None:
         labels[...] = rng.integers(0, classes, labels.shape)
 
 
-def timed(trainer: Trainer, seconds: float, steps: tuple[int, int]) -> dict[str, Any]:
-    """Iterations for so many seconds, at least and at most so many `steps`: their times, and the host's for each."""
+def timed(trainer: Trainer, seconds: float, steps: tuple[int, int], warming: float = 0.0) -> dict[str, Any]:
+    """Iterations for so many seconds, at least and at most so many `steps`: their times, and the host's for each.
+    `warming`: seconds of iterations before."""
     (rough,) = iteration_times(trainer, 1)
     if rough < SLOW_MS:
-        rough = statistics.median(iteration_times(trainer, WARM_UP))
+        rough = statistics.median(iteration_times(trainer, max(WARM_UP, int(warming * 1e3 / rough))))
     issued: list[float] = []
     times = iteration_times(trainer, steps_for(rough, seconds, steps), issued)
     return {**summary(times, trainer.batch), "host_ms": statistics.median(issued)}

@@ -46,8 +46,9 @@ IN_A_ROW, SHIFT = 16, 5
 In every round it is other launches that follow a wait, and the median forgets that too."""
 ISSUES = 64
 """Events that are recorded to see what an action costs the host."""
-SETTLING = 0.8
-"""Seconds of an iteration's work after which a card's clock is what its power allows."""
+SETTLING, WATCHED = 2.0, 1.0
+"""Seconds of an iteration's work until a card's clock is what its power allows (at first it is slowed by more: after
+0.8 s, by a tenth more), and seconds that are watched then, since it never comes to rest."""
 BLOCK = 2**20
 _CONTENTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "activations": lambda noise: np.maximum(noise, 0.0), "weights": lambda noise: noise, "integers": np.zeros_like
@@ -111,24 +112,24 @@ def times_in_place(device: Device, graph: Graph, algorithms: Mapping[str, Algori
     choice. `scratch`: bytes that the device wants in front of an arena.
 
     A card that computes without pause soon draws all the power that it may, and slows its clock; an op that is measured
-    alone is over before. Here all ops run in order until the clock has settled. Takes the memory of the largest
-    operands; raises OutOfDeviceMemory where that does not fit.
+    alone is over before. Here all ops run in order until the clock has settled, and on from there. Takes the memory of
+    the largest operands; raises OutOfDeviceMemory where that does not fit.
     """
     stream = device.stream("compute")
+    rounds: list[list[float]] = []
     with _in_place(device, graph, _ways(graph, algorithms), scratch) as launches:
         began = perf_counter()
-        while perf_counter() - began < SETTLING:
-            for launch in launches:
-                launch()
-            device.host_sync(stream)
-        found: dict[str, list[float]] = {}
-        for _ in range(REPEATS):
+        while (passed := perf_counter() - began) < SETTLING + WATCHED or len(rounds) < REPEATS:
             stamps = [device.stamp(stream)]
             for launch in launches:
                 launch()
                 stamps.append(device.stamp(stream))
-            for op, (start, stop) in zip(graph.ops, pairwise(stamps), strict=True):
-                found.setdefault(op_key(graph, op), []).append(device.elapsed_ms(start, stop))
+            device.host_sync(stream)
+            if passed >= SETTLING:
+                rounds.append([device.elapsed_ms(start, stop) for start, stop in pairwise(stamps)])
+    found: dict[str, list[float]] = {}
+    for op, times in zip(graph.ops, zip(*rounds, strict=True), strict=True):
+        found.setdefault(op_key(graph, op), []).extend(times)
     return {key: median(times) for key, times in found.items()}
 
 

@@ -28,7 +28,7 @@ BATCHED = ("x", "y", "dy", "dx", "mask")
 """Operands whose first axis is the batch's."""
 SPLITS = (4, 16)
 """Into at most so many parts a batch is split. cuDNN's Winograd and FFT engines want workspaces in proportion to it."""
-FORMAT = 7
+FORMAT = 8
 """Of the store: one that knows no unfolded plans is looked at as if there were none."""
 
 

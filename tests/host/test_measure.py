@@ -98,6 +98,7 @@ def test_a_host_that_meets_the_end_of_the_cards_queue_is_not_what_a_launch_costs
 
 def test_every_op_gets_a_time_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "SETTLING", 0.01)
+    monkeypatch.setattr(measure, "WATCHED", 0.01)
     graph = training_step()
     convolutions = [op for op in graph.ops if op.function.startswith("conv2d")]
     with HostDevice() as device:
@@ -119,6 +120,27 @@ def test_every_op_gets_a_time_in_its_place(monkeypatch: pytest.MonkeyPatch) -> N
             used.add((workspace[0], sum(workspace)))
         assert min(start for start, _ in used) >= 1000
         assert all(end <= start for (_, end), (start, _) in pairwise(sorted(used)))
+
+
+def test_a_clock_that_has_not_settled_does_not_count_and_one_that_wanders_is_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Launches take 1.3 ms at first; when the card's clock has settled 1.1, but 1.0 for the first rounds that count."""
+    clock, graph = Clock(), training_step()
+    monkeypatch.setattr(measure, "perf_counter", clock)
+    swinging = measure.SETTLING + 0.4 * measure.WATCHED
+    began = clock()
+
+    def launch() -> None:
+        passed = clock() - began
+        clock.passes(0.0013 if passed < measure.SETTLING - 0.1 else 0.0010 if passed < swinging else 0.0011)
+
+    with HostDevice() as device:
+        monkeypatch.setattr(device, "launcher", lambda *arguments: launch)
+        monkeypatch.setattr(device, "stamp", lambda stream: clock())
+        monkeypatch.setattr(device, "elapsed_ms", lambda begin, end: (end - begin) * 1e3)
+        times = measure.times_in_place(device, graph, {}, 1000)
+    assert times == pytest.approx(dict.fromkeys(times, 1.1))
 
 
 def test_link_rates_are_bytes_over_time() -> None:
