@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 
-from bench.markdown import Result, files, heading, milliseconds, origin, size, table
+from bench.markdown import Result, files, heading, milliseconds, origin, share, size, table
+from bench.modes import ERROR, improvements
 from bench.peers import HEURISTICS
 from bench.rows import ENOUGH
 from minidnn.device.cuda import PRECISIONS
@@ -17,31 +19,85 @@ COLUMNS = (
     ("vdnn++:conv(p)", ""), ("best", "75%"), ("best", "60%"), ("best", "least"),
 )  # fmt: skip
 """Modes and budgets of the short table; rows that a file does not have leave their column out."""
+OFFLOADING = ("vdnn++:conv(p)", "best")
+"""Of these modes the documentation says what limits them."""
 
 
-def in_order(rows: Iterable[Result]) -> list[Result]:
-    """Rows of the modes bench by network, batch and precision, whenever they were measured."""
-
-    def key(row: Result) -> tuple[str, int, int, str]:
-        model, _, batch = row["network"].rpartition(":")
-        return model, int(batch), PRECISIONS.index(row["precision"]), row["target"]
-
-    return sorted(rows, key=key)
+def place(row: Result) -> tuple[str, int, int, str]:
+    """Orders rows of the modes bench by network, batch and precision, whenever they were measured."""
+    model, _, batch = row["network"].rpartition(":")
+    return model, int(batch), PRECISIONS.index(row["precision"]), row["target"]
 
 
 def modes(results: Path) -> str:
-    """README: what a mode costs, one line for each network and precision."""
+    """README: what a mode costs, one line for each network and precision, on the card that has the most rows."""
+    cards = sorted(files(results, "modes-*.json"), key=lambda entry: -len(entry[1]["rows"]))
+    if not cards:
+        return ""
+    (file, found), *others = cards
+    rows = {(setting(r), r["mode"], r["budget"]): r for r in sorted(found["rows"].values(), key=place)}
+    columns = [c for c in COLUMNS if any(key[1:] == c for key in rows)]
+    lines = [
+        [name, *(mode_cell(rows.get((name, *column))) for column in columns)]
+        for name in dict.fromkeys(key[0] for key in rows)
+    ]
+    head = ["network, batch", *(f"`{mode}`{f' in {budget}' if budget else ''}" for mode, budget in columns)]
+    text = heading(found["card"]) + pictures(results, file, list(found["rows"].values())[:1], "bench/results")
+    text += table(head, lines) + accuracy(found["rows"].values()) + origin(file, found, "modes.py")
+    names = " and ".join(other["card"] for _, other in others)
+    return text + (f"[All results](docs/results.md#memory-modes-on-a-gpu) have those of {names}.\n\n" if names else "")
+
+
+def accuracy(rows: Iterable[Result]) -> str:
+    """How far the simulator is from what was measured, in one sentence."""
+    fitting = [row for row in rows if row["fits"] and row["simulated"]]
+    if not fitting:
+        return ""
+    errors = [abs(row["simulated"]["error_percent"]) for row in fitting]
+    near = sum(error <= ERROR for error in errors)
+    exact = sum(row["simulated"]["peak_bytes"] == row["arena_bytes"] for row in fitting)
+    return (
+        f"Simulated with the times that were measured on this card: within {ERROR} % of the iteration in {near} of "
+        f"{len(errors)} rows, in half of them within {median(errors):.1f} %; the memory to the byte in {exact}.\n\n"
+    )
+
+
+def limits(results: Path) -> str:
+    """How long modes that offload compute and copy, and how far their iterations are from the bound."""
     text = ""
     for file, found in files(results, "modes-*.json"):
-        rows = {(setting(r), r["mode"], r["budget"]): r for r in in_order(found["rows"].values())}
-        columns = [c for c in COLUMNS if any(key[1:] == c for key in rows)]
+        lines = []
+        for row in sorted(found["rows"].values(), key=place):
+            bounds = row.get("bounds")
+            if row["mode"] not in OFFLOADING or not (row["fits"] and row["offloaded_bytes"] and bounds):
+                continue
+            name = f"`{row['mode']}`" + (f" in {row['budget']}" if row["budget"] else "")
+            computing, copying = bounds["compute_ms"], bounds["out_ms"] + bounds["back_ms"]
+            times = map(milliseconds, (computing, copying, bounds["ms"], row["ms"]))
+            longer = "copying" if copying > computing else "computing"
+            lines.append([setting(row), name, *times, longer, f"{row['ms'] / bounds['ms']:.2f}"])
+        if lines:
+            head = ["network, batch", "mode", "computing, ms", "copying, ms", "bound, ms", "iteration, ms", "longer",
+                    "iteration / bound"]  # fmt: skip
+            text += heading(found["card"]) + table(head, lines) + origin(file, found, "modes.py")
+    return text
+
+
+def gains(results: Path) -> str:
+    """vDNN++ against vDNN in the same mode, beside what the paper has of that network on its card."""
+    text = ""
+    for file, found in files(results, "modes-*.json"):
+        rows = dict(sorted(found["rows"].items(), key=lambda item: place(item[1])))
         lines = [
-            [name, *(mode_cell(rows.get((name, *column))) for column in columns)]
-            for name in dict.fromkeys(key[0] for key in rows)
-        ]
-        head = ["network, batch", *(f"`{mode}`{f' in {budget}' if budget else ''}" for mode, budget in columns)]
-        text += pictures(results, file, list(found["rows"].values())[:1], "bench/results")
-        text += table(head, lines) + origin(file, found, "modes.py")
+            [r["setting"], f"`{r['mode']}`", *(milliseconds(r[k]) for k in ("base_ms", "vdnn_ms", "vdnn++_ms")),
+             *(share(r[k] and 100 * r[k])
+               for k in ("gain", "paper_gain", "relative_improvement", "paper_relative_improvement"))]
+            for r in improvements(rows)
+        ]  # fmt: skip
+        head = ["network:batch", "mode", "base ms", "vDNN ms", "vDNN++ ms", "gain", "published",
+                "relative improvement", "published"]  # fmt: skip
+        if lines:
+            text += heading(found["card"]) + table(head, lines) + origin(file, found, "modes.py")
     return text
 
 
@@ -49,9 +105,9 @@ def all_modes(results: Path) -> str:
     """Every row of the modes bench."""
     text = ""
     for file, found in files(results, "modes-*.json"):
-        text += heading(f"Memory modes on {found['card']}")
+        text += heading(found["card"])
         text += pictures(results, file, found["rows"].values(), "../bench/results")
-        for name, rows in groupby(in_order(found["rows"].values()), key=setting):
+        for name, rows in groupby(sorted(found["rows"].values(), key=place), key=setting):
             lines = [
                 [f"`{r['mode']}`", r["budget"] or "-", milliseconds(r.get("ms")),
                  f"{r['images_per_s']:.0f}" if r["fits"] else "-",
@@ -78,7 +134,7 @@ def peers(results: Path) -> str:
         networks, ways = (list(dict.fromkeys(key[k] for key in cells)) for k in (0, 1))
         names = [way.replace("torch", "PyTorch", 1) if way.startswith("torch") else f"minidnn `{way}`" for way in ways]
         lines = [[network, *(cells.get((network, way), "-") for way in ways)] for network in sorted(networks)]
-        text += table(["", *names], lines)
+        text += heading(found["card"]) + table(["", *names], lines)
         text += "¹ without `cudnn.benchmark`\n\n" if any("¹" in cell for cell in cells.values()) else ""
         text += origin(file, found, "peers.py")
     return text
@@ -93,7 +149,7 @@ def kernels(results: Path) -> str:
         right = "all right" if all(r["right"] for r in rows) else f"{sum(r['right'] for r in rows)} right"
         rates = sorted({round(row["copy_GBps"]) for row in rows})
         copy = " to ".join(str(rate) for rate in (rates[0], rates[-1])[: len(rates)])
-        text += (
+        text += heading(found["card"]) + (
             f"{len(rows)} cases, {right}; {good} reach {100 * ENOUGH:.0f} % or more of the card's copy rate, {copy} "
             f"GB/s read and written; {plain} reach that share of what PyTorch's elementwise kernel reaches that "
             "moves as many bytes.\n\n"
@@ -114,7 +170,7 @@ def checks(results: Path) -> str:
     for file, found in files(results, "checks-*.json"):
         rows = found["rows"].items()
         lines = [[name, "holds" if row["holds"] else "**does not hold**", figures(row)] for name, row in rows]
-        text += table(["check", "", "figures"], lines) + origin(file, found, "checks.py")
+        text += heading(found["card"]) + table(["check", "", "figures"], lines) + origin(file, found, "checks.py")
     return text
 
 
@@ -148,7 +204,7 @@ def compression(results: Path) -> str:
         ]  # fmt: skip
         head = ["network", "precision", "mode", "ms", "ms, compressed", "pinned", "pinned, compressed", "density",
                 "cores busy", "gradients"]  # fmt: skip
-        text += table(head, lines) + origin(file, found, "compress.py")
+        text += heading(found["card"]) + table(head, lines) + origin(file, found, "compress.py")
     return text
 
 

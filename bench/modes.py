@@ -338,9 +338,8 @@ def run(arguments: argparse.Namespace, device: Device) -> Rows:
         missing = [spec for spec in chosen if rows.wanted(spec.key(bench.setting))]
         if missing:
             measure(bench, missing, rows)
-    improved = list(improvements(rows.rows))
-    rows.head["improvements"] = improved
     rows.save()
+    improved = list(improvements(rows.rows))
     for row in improved:
         if row["setting"].startswith(f"{arguments.network} {arguments.precision} "):
             print(improvement_line(row), flush=True)

@@ -46,6 +46,10 @@ class Step:
         return ["python", f"bench/{self.script}.py", *self.arguments]
 
 
+NETWORKS = ("vgg16:256", "vgg16:64", "alexnet_tv:256", "vgg116:32", "vgg191:32", "table3:256")
+"""The memory modes are compared on these, in all precisions."""
+
+
 def modes(network: str, precision: str, target: str = "native") -> Step:
     """The memory modes of one network."""
     return Step("modes", ("--network", network, "--precision", precision, "--targets", target), gpu=True)
@@ -66,9 +70,8 @@ STEPS = (
     Step("compress", gpu=True),
     Step("peers", gpu=True),
     Step("peers", ("--peers", "out-of-core", "--networks", "vgg16:256", "--precisions", "fp32", "bf16"), gpu=True),
-    *(modes(network, precision) for network in ("vgg16:256", "vgg16:64", "alexnet_tv:256") for precision in PRECISIONS),
-    modes("table3:256", "fp32", "paper"), modes("vgg116:32", "fp32"), modes("vgg191:32", "fp32"),
-    modes("vgg191:96", "fp32"), modes("vgg16:2560", "bf16"),
+    *(modes(network, precision) for network in NETWORKS for precision in PRECISIONS),
+    modes("table3:256", "fp32", "paper"), modes("vgg191:96", "fp32"), modes("vgg16:2560", "bf16"),
     Step("tradeoff"), Step("figures"),
 )  # fmt: skip
 """In the order in which they run."""

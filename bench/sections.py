@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from bench.gpu_sections import all_modes, checks, compression, convolutions, kernels, modes, peers
+from bench.gpu_sections import all_modes, checks, compression, convolutions, gains, kernels, limits, modes, peers
 from bench.markdown import files, heading, megabytes, milliseconds, origin, percent, share, table
 from minidnn.units import format_size
 
@@ -237,6 +237,14 @@ is a dash.
 
 Time over the lower bound, mean over the budgets that a policy can keep (how many), simulated.""", all_planners),
         ("## Memory modes on a GPU", all_modes),
+        ("""## Where the link is the limit
+
+Copying is both ways at the rate of the link, computing and copying as measured alone. Where copying takes longer, more
+computation would be free. No schedule in the same memory is faster than the bound.""", limits),
+        ("""## vDNN++ against vDNN on a GPU
+
+The gain is (vDNN - vDNN++) / vDNN, the relative improvement (vDNN - vDNN++) / (vDNN - base), of their times. Published
+are figures of a GTX 1080 Ti, where the paper prints any.""", gains),
         ("""## Beside PyTorch
 
 The same networks on the same card: an iteration with the copy of its batch, and device memory in use at

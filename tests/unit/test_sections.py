@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.checks import outcome
-from bench.gpu_sections import all_modes, checks, compression, convolutions, modes, peers
+from bench.gpu_sections import all_modes, checks, compression, convolutions, gains, limits, modes, peers
 from bench.markdown import origin, table
 from bench.sections import PARTS, all_planners, planners, rewritten
 
@@ -27,7 +27,7 @@ def mode_row(mode: str, budget: str = "", **more: Any) -> dict[str, Any]:
         "network": "vgg16:64", "batch": 64, "precision": "fp32", "target": "native", "mode": mode, "budget": budget,
         "fits": True, "ms": 50.0, "images_per_s": 1280.0, "peak_bytes": 2 * GIB, "arena_bytes": GIB, "pinned_bytes": 0,
         "offloaded_bytes": 0, "stall_ms": {"offload": 1.5, "prefetch": 0.01}, "simulated": {"ms": 51.0,
-        "error_percent": 2.0}, "bounds": {"ms": 45.0}, "environment": HERE, **more,
+        "error_percent": 2.0, "peak_bytes": GIB}, "bounds": {"ms": 45.0}, "environment": HERE, **more,
     }  # fmt: skip
 
 
@@ -60,6 +60,61 @@ def test_a_line_for_each_network_and_a_column_for_each_mode_that_has_rows(tmp_pa
         ["vgg16 (64), fp32, native", "50.00 ms, 2.0 GiB", "60.00 ms, 2.0 GiB"],
     ]
     assert "A Card, a processor (2 cores), Python 3.12, numpy 2.4; 2026-01-02; commit 0123456789+" in text
+
+
+def test_readme_has_the_card_with_the_most_rows_and_says_how_far_the_simulator_is(tmp_path: Path) -> None:
+    far = {"ms": 40.0, "error_percent": -20.0, "peak_bytes": GIB + 1}
+    rows = [mode_row("base(p)"), mode_row("keep(p)"), mode_row("best", "60%", simulated=far), mode_row("x", **REFUSED)]
+    for card, found in (("A Card", rows[:1]), ("B Card", rows), ("C Card", rows[3:])):
+        name = f"modes-{card.replace(' ', '-')}.json"
+        write(tmp_path, name, {"card": card, "rows": {str(i): row for i, row in enumerate(found)}})
+    text = modes(tmp_path)
+    assert text.startswith("**B Card**\n")
+    assert (
+        "within 5 % of the iteration in 2 of 3 rows, in half of them within 2.0 %; the memory to the byte in 2." in text
+    )
+    assert "have those of A Card and C Card." in text
+    assert re.findall(r"\*\*(. Card)\*\*", all_modes(tmp_path)) == ["A Card", "B Card", "C Card"]
+    (tmp_path / "modes-A-Card.json").unlink()
+    (tmp_path / "modes-B-Card.json").unlink()
+    assert "imulated" not in modes(tmp_path)
+
+
+def test_what_an_iteration_computes_and_copies_stands_beside_its_bound(tmp_path: Path) -> None:
+    copies = {"compute_ms": 20.0, "out_ms": 15.0, "back_ms": 10.0, "ms": 40.0}
+    rows = [
+        mode_row("vdnn++:conv(p)", offloaded_bytes=GIB, bounds=copies),
+        mode_row("best", "60%", offloaded_bytes=GIB, bounds={**copies, "compute_ms": 40.0}),
+        mode_row("best", "75%", bounds=copies), mode_row("best", "least", **REFUSED),
+    ]  # fmt: skip
+    write(tmp_path, "modes-A-Card.json", {"card": "A Card", "rows": {str(i): row for i, row in enumerate(rows)}})
+    assert cells(limits(tmp_path))[1:] == [
+        ["vgg16 (64), fp32, native", "`vdnn++:conv(p)`", "20.00", "25.00", "40.00", "50.00", "copying", "1.25"],
+        ["vgg16 (64), fp32, native", "`best` in 60%", "40.00", "25.00", "40.00", "50.00", "computing", "1.25"],
+    ]
+
+
+def test_vdnn_plus_plus_stands_beside_vdnn_and_beside_what_was_published(tmp_path: Path) -> None:
+    times = {
+        "base(p)": 2000.0,
+        "vdnn:conv(p)": 3055.0,
+        "vdnn++:conv(p)": 2900.0,
+        "vdnn:dyn": 1990.0,
+        "vdnn++:dyn": 2010.0,
+    }
+    network: dict[str, Any] = {"network": "vgg116:32", "batch": 32}
+    rows = {f"vgg116:32 fp32 native: {mode}": mode_row(mode, ms=ms, **network) for mode, ms in times.items()}
+    write(tmp_path, "modes-A-Card.json", {"card": "A Card", "rows": rows})
+    write(
+        tmp_path,
+        "modes-B-Card.json",
+        {"card": "B Card", "rows": {"vgg16:64 fp32 native: base(p)": mode_row("base(p)")}},
+    )
+    assert cells(gains(tmp_path))[1:] == [
+        ["vgg116:32 fp32 native", "`conv(p)`", "2000.0", "3055.0", "2900.0", "5.1 %", "1.2 %", "14.7 %", "-"],
+        ["vgg116:32 fp32 native", "`dyn`", "2000.0", "1990.0", "2010.0", "-1.0 %", "9.2 %", "-", "-"],
+    ]
+    assert "B Card" not in gains(tmp_path)
 
 
 def test_every_row_of_the_modes_bench_is_shown_with_the_simulators_error(tmp_path: Path) -> None:
