@@ -178,7 +178,8 @@ def find(path: Path) -> Path:
             f"checkpoint {path} cannot be read: {error.strerror}; give a directory that --checkpoint wrote"
         ) from None
     if found is None:
-        raise CheckpointError(f"checkpoint {path} does not exist; give a directory that --checkpoint wrote")
+        what = "is a file" if path.is_file() else "has no checkpoint in it" if path.is_dir() else "does not exist"
+        raise CheckpointError(f"checkpoint {path} {what}; give a directory that --checkpoint wrote")
     return found
 
 

@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
@@ -29,6 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 Factory = Callable[..., nn.Sequential]
+_PACKAGE = str(Path(__file__).resolve().parents[1])
 _PLAIN = re.compile(r"[-+.0-9ex]{1,30}")
 """Numbers and shapes as they are written everywhere: ASCII digits, no underscores, no blanks, finite."""
 
@@ -89,12 +91,19 @@ def create(
     except (MiniDnnError, KeyboardInterrupt):
         raise
     except BaseException as error:  # whatever a function of a user's does
-        raise ArgumentError(f"model {spec!r} cannot be built: {type(error).__name__}: {error}") from error
+        raise ArgumentError(f"model {spec!r} cannot be built: {_said(error)}") from error
     if not isinstance(net, nn.Sequential):
         raise ArgumentError(f"model {spec!r} returned {type(net).__name__}; it must return an nn.Sequential")
     if input_shape is not None and "input_shape" not in fixed:
         net.input_shape = input_shape
     return net
+
+
+def _said(error: BaseException) -> str:
+    """What an exception says, and the line of the user's file in which it came up."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_PACKAGE)]
+    lines = [f"{Path(f.filename).name}, line {f.lineno}" for f in frames if os.path.isfile(f.filename)]
+    return f"{type(error).__name__}: {error}" + (f" ({lines[-1]})" if lines else "")
 
 
 def options(factory: Factory) -> dict[str, Any]:
@@ -169,7 +178,7 @@ def _from_file(path: Path, function: str) -> Factory:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # as above: whatever a user's file does
-        raise ArgumentError(f"model file {str(path)!r} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ArgumentError(f"model file {str(path)!r} cannot be loaded: {_said(error)}") from error
     finally:
         if neighbours in sys.path:  # the module may have changed it too
             sys.path.remove(neighbours)

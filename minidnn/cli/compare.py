@@ -10,12 +10,21 @@ from typing import Any
 import numpy as np
 
 from minidnn import nn, optim
-from minidnn.cli.comparing import add_outputs, check_schedules, modes_of, options_of, rows, say_table, write_files
+from minidnn.cli.comparing import (
+    add_outputs,
+    check_schedules,
+    modes_of,
+    options_of,
+    refusal,
+    rows,
+    say_table,
+    write_files,
+)
 from minidnn.cli.options import Console, add_model, add_planning, count, seed
 from minidnn.data import Data, open_data
 from minidnn.device.base import Device
 from minidnn.device.open import open_device
-from minidnn.errors import ArgumentError
+from minidnn.errors import ArgumentError, BudgetError
 from minidnn.models import create
 from minidnn.nn.sequential import infer_at
 from minidnn.run.bound import iteration_bound
@@ -69,11 +78,13 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             bound = iteration_bound(result.schedule.graph, profile, args.budget) if known else None
             result.more["lower_bound_ms"] = bound.ms(2) if bound else None
         results.append(result)
+    if not any(result.fits for result in results):
+        raise BudgetError(refusal(args, results))
     say_table(results, console)
     if args.check:
         check_schedules(results, console)
     wrong = mismatches(results)
-    if not wrong and any(r.fits for r in results):
+    if not wrong:
         console.say("gradients of all modes: bit-equal to base with the same algorithms")
     write_files(args, title, results)
     if wrong:

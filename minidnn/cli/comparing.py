@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minidnn.cli.options import Console, drawing, output, writing
-from minidnn.errors import ArgumentError
+from minidnn.errors import ArgumentError, BudgetError
 from minidnn.plan.registry import parse_mode
 from minidnn.run.choose import Options
 from minidnn.run.compare import DEFAULT_MODES, ModeResult
 from minidnn.run.timeline import save_trace
+from minidnn.units import format_size
 
-MODES_HELP = "memory modes, separated by commas (default: those of the vDNN papers, and keep)"
+MODES_HELP = "memory modes, separated by commas (default: those of the vDNN papers, keep and best)"
 
 TRACE_HELP = "write the timelines for chrome://tracing or Perfetto"
 HTML_HELP = "write one page with table, timelines and memory maps"
+FILES = ("plot", "trace", "html")
+"""Options that name a file to write."""
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +41,11 @@ def modes_of(args: argparse.Namespace) -> tuple[str, ...]:
         raise ArgumentError(f"--modes is {args.modes!r}; name at least one mode, such as base,vdnn++:conv(p)")
     for mode in modes:
         parse_mode(mode)
+    files: dict[str, str] = {}
+    for name in FILES:
+        file = getattr(args, name)
+        if file is not None and name != files.setdefault(os.path.realpath(file), name):
+            raise ArgumentError(f"--{name} {file} is what --{files[os.path.realpath(file)]} names; give another file")
     return tuple(dict.fromkeys(modes))
 
 
@@ -56,8 +65,11 @@ def check_schedules(results: Sequence[ModeResult], console: Console) -> None:
 
 
 def write_files(args: argparse.Namespace, title: str, results: Sequence[ModeResult]) -> None:
-    """Write what `--plot`, `--trace` and `--html` ask for."""
+    """Write what `--plot`, `--trace` and `--html` ask for. Raises BudgetError where there is nothing to write."""
     timelines = {r.mode: r.timeline for r in results if r.timeline is not None and r.fits}
+    wanted = [f"--{name} {file}" for name in FILES if (file := getattr(args, name)) is not None]
+    if wanted and not timelines:
+        raise BudgetError(f"{refusal(args, results)}; there is nothing to write for {', '.join(wanted)}")
     if args.trace is not None:
         with writing(args.trace) as path:
             save_trace(timelines, path)
@@ -74,6 +86,16 @@ def write_files(args: argparse.Namespace, title: str, results: Sequence[ModeResu
             path.write_text(
                 html_report(title, rows(results), timelines, maps), encoding="utf-8", errors="backslashreplace"
             )
+
+
+def refusal(args: argparse.Namespace, results: Sequence[ModeResult]) -> str:
+    """What to say where no mode fits."""
+    least = min(results, key=lambda result: result.peak_bytes)
+    budget = "" if args.budget is None else f" {format_size(args.budget)}"
+    return (
+        f"no mode fits the budget{budget}; of these {least.mode} needs the least, {least.peak_bytes} bytes "
+        f"({format_size(least.peak_bytes)})"
+    )
 
 
 def rows(results: Sequence[ModeResult]) -> list[dict[str, Any]]:

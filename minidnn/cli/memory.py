@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from minidnn.cli.options import Console, add_planning, drawing, output, path, shape, writing
-from minidnn.cli.planning import add_density, add_source, check_rule, densities, profile_for, training_graph
+from minidnn.cli.planning import (
+    add_density,
+    add_source,
+    card_memory,
+    check_rule,
+    densities,
+    profile_for,
+    training_graph,
+)
 from minidnn.errors import ArgumentError, BudgetError
 from minidnn.memory.place import intervals, place
 from minidnn.memory.sizing import smallest_pool
 from minidnn.memory.trace import aggregate_peak, load_trace, save_trace
-from minidnn.run.footprint import Footprint, footprint
+from minidnn.run.footprint import footprint
 from minidnn.schedule.actions import Schedule
 from minidnn.schedule.lifetimes import trace
 from minidnn.schedule.timings import observe
@@ -34,6 +43,8 @@ TITLES = {
     "pinned_raw_bytes": "  without compression",
     "packed_bytes": "packed in pageable memory, predicted",
     "offloaded_bytes": "copied out in an iteration",
+    "persistent_bytes": "weights, optimizer state and what else stays",
+    "peak_bytes": "device memory in all, with planned placement",
 }
 
 
@@ -67,8 +78,9 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     fit = "best-fit" if args.fit is None else args.fit
     compress = "all" if args.compress == "off" and args.density is not None else args.compress
     found, schedule = footprint(
-        graph, args.mode, profile, order=args.order, fit=fit, compress=compress, density=densities(args, graph)
-    )
+        graph, args.mode, profile, order=args.order, fit=fit, compress=compress, density=densities(args, graph),
+        budget=card_memory(args),
+    )  # fmt: skip
     if args.budget is not None and schedule.peak_bytes > args.budget:
         raise BudgetError(
             f"--budget is {format_size(args.budget)}; {args.mode} needs {schedule.peak_bytes} bytes "
@@ -77,7 +89,12 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         )
     graph_name = f"{graph.target.name} graph, {args.precision}"
     console.say(f"{args.model}, batch {args.batch}, {args.mode}, {args.order}, {graph_name}")
-    console.say(_table(found, fit))
+    sizes = {"persistent_bytes": schedule.persistent_bytes, "peak_bytes": schedule.peak_bytes}
+    console.say(_table({**found.as_dict(), **sizes}, fit))
+    room = card_memory(args)
+    if room is not None:
+        fits = "fits" if schedule.peak_bytes <= room else "does not fit"
+        console.say(f"{fits} {args.gpu or 'the budget'}, which has {format_size(room)}")
     if found.compressed:
         from minidnn.report import densities_table
 
@@ -92,21 +109,18 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     return {
         "model": args.model, "batch": args.batch, "mode": args.mode, "order": args.order, "fit": fit,
         "target": graph.target.name, "precision": args.precision, "profile": profile.source, "compress": compress,
-        **found.as_dict(),
-        "persistent_bytes": schedule.persistent_bytes, "peak_bytes": schedule.peak_bytes, **observed,
+        **found.as_dict(), **sizes, **observed,
     }  # fmt: skip
 
 
-def _table(found: Footprint, fit: str) -> str:
-    values = found.as_dict()
+def _table(found: Mapping[str, Any], fit: str) -> str:
     lines = []
     for key, title in TITLES.items():
-        size = values[key]
-        if size is None or (key == "pinned_raw_bytes" and not found.compressed):
+        size = found[key]
+        if size is None or (key == "pinned_raw_bytes" and not found["compressed"]):
             continue
-        assert isinstance(size, int)
         lines.append(f"{title.format(fit=fit):52} {format_size(size):>12}  {size:>14}")
-    pairs = " ".join(f"{m}->{i}" for m, i in found.prefetch)
+    pairs = " ".join(f"{m}->{i}" for m, i in found["prefetch"])
     return "\n".join([*lines, f"prefetch (during backward of m, X of layer i): {pairs or 'none'}"])
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,7 +26,7 @@ COMPRESSION = ("off", "all", "auto")
 MODEL_HELP = """a name that `minidnn models` lists, with options if need be (vgg16, vgg:extra=20), or
     path/to/file.py:function"""
 INPUT_HELP = "shape of one input, such as 3x64x64 (default: the model's own)"
-BUDGET_HELP = "device memory that may be used, such as 4GiB (default: what the mode needs)"
+BUDGET_HELP = "device memory that may be used, such as 4GiB (default: that of --gpu, else what the mode needs)"
 PRECISION_HELP = "arithmetic and activations (default: fp32; fp64 on the host alone)"
 TARGET_HELP = """the papers' graph, or the one that saves less and fuses more (default: the device's own, paper on the
     host and native on CUDA)"""
@@ -50,7 +51,11 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's own, which would take `--option=--` for an option without a value."""
-        for argument in sys.argv[1:] if args is None else args:
+        args = sys.argv[1:] if args is None else args
+        for option, value in pairwise(args):
+            if option.startswith("--") and re.fullmatch(r"-[0-9.]+[A-Za-z]+", value):
+                raise ArgumentError(f"{option}: {value!r} is below 0; write a size such as 8GiB")
+        for argument in args:
             option, equals, value = argument.partition("=")
             if equals and option.startswith("-") and value == "--":
                 raise ArgumentError(f"{option} is '--', which is no value; write one, or leave {option} out")

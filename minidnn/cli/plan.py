@@ -10,7 +10,7 @@ from minidnn.cli.options import Console, add_model, add_planning, drawing, writi
 from minidnn.cli.planning import add_source, card_memory, profile_for, training_graph
 from minidnn.errors import ArgumentError
 from minidnn.plan.registry import PLANNERS, parse_mode
-from minidnn.profile.nominal import with_times
+from minidnn.profile.nominal import NOMINAL, with_times
 from minidnn.report import sparkline, text_table
 from minidnn.run.bound import iteration_bound, paper_bound
 from minidnn.run.choose import Options, choose
@@ -108,6 +108,8 @@ def _say(
     stalls = ", ".join(f"{format_ms(s)} ms for {cause}" for cause, s in result["stall_ms"].items() if s >= 0.05)
     console.say(f"expected: {format_ms(ms)} ms, {ms / bound:.3f} times the lower bound; waits: {stalls or 'none'}")
     fractional = result["fractional_bound_ms"]
+    if result["profile"] == NOMINAL:
+        console.say(f"these times are {NOMINAL}, those of no card: give --gpu NAME or --profile FILE for a card's")
     console.say(
         f"lower bound: {format_ms(bound)} ms, whatever is offloaded (the paper's: Proposition 3 "
         f"{format_ms(result['paper_bound_ms'])} ms; Theorem 2, with these algorithms and one transfer at a time, "

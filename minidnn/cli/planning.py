@@ -14,7 +14,7 @@ from minidnn.cli.options import count
 from minidnn.errors import ArgumentError
 from minidnn.graph.graph import Graph, Target
 from minidnn.models import create
-from minidnn.plan.registry import parse_mode
+from minidnn.plan.registry import PLANNERS, parse_mode
 from minidnn.profile.profile import Profile, op_key
 from minidnn.run.choose import Options
 from minidnn.run.program import Purpose, Recipe
@@ -151,8 +151,11 @@ def _read_profile(args: argparse.Namespace, graph: Graph) -> Profile:
 
 
 def check_rule(mode: str, profile: Profile) -> None:
-    """Refuse `p` and `g` where nothing is known of fast algorithms and their workspaces."""
+    """Refuse `p` and `g` where nothing is known of fast algorithms and their workspaces; and planners, which weigh
+    their times."""
     parsed = parse_mode(mode)
+    if parsed.family in PLANNERS and profile.source == NO_PROFILE:
+        raise ArgumentError(f"mode {mode!r} weighs times; give --gpu NAME (such as v100 or h100) or --profile FILE")
     if parsed.rule != "m" and profile.source == NO_PROFILE:
         suggestion = mode.removesuffix(f"({parsed.rule})") + "(m)"
         raise ArgumentError(

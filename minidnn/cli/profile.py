@@ -7,7 +7,7 @@ import datetime
 from dataclasses import replace
 from typing import Any
 
-from minidnn.cli.options import PRECISION_HELP, Console, add_model, count, output, writing
+from minidnn.cli.options import Console, add_model, count, output, writing
 from minidnn.cli.planning import training_graphs
 from minidnn.device.base import Device
 from minidnn.device.open import open_device
@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     run_group = parser.add_argument_group("run")
     run_group.add_argument("--batch", type=count, default=64, metavar="N", help="images in a batch (default: 64)")
-    run_group.add_argument("--precision", default="fp32", choices=("fp32", "tf32", "bf16"), help=PRECISION_HELP)
+    run_group.add_argument(
+        "--precision", default="fp32", choices=("fp32", "tf32", "bf16"), help="of the network (default: fp32)"
+    )
     run_group.add_argument("--device", default="cuda", metavar="D", help="cuda or cuda:1 (default: cuda)")
     run_group.add_argument("--deterministic", action="store_true", help="deterministic algorithms alone")
     run_group.add_argument(

@@ -27,13 +27,13 @@ DATA_HELP = """digits, synthetic[:classes=10,length=512], a .npz file, or a dire
     or .npy files (default: synthetic, with the model's own number of classes)"""
 MICRO_BATCH_HELP = """compute so many images at a time, sum the gradients and update once a batch (default: the whole
     batch)"""
-MODE_HELP = """memory mode: base, keep, or vdnn or vdnn++ with an offload set and (p), (m) or (g), such as
-    'vdnn++:conv(p)' (default: base)"""
+MODE_HELP = """memory mode: base, keep, best (plans for the budget) or another planner, or vdnn or vdnn++ with an
+    offload set and (p), (m) or (g), such as 'vdnn++:conv(p)' (default: base)"""
 SCHEDULE_HELP = """of the learning rate: constant, cosine (to 0 at the end of the run), or EVERY:FACTOR, such as
     1000:0.1 for a tenth each 1000 steps (default: constant)"""
 WEIGHTS_HELP = "start from a safetensors file, such as torchvision's"
-RESUME_HELP = """go on from the newest checkpoint in DIR, exactly; further ones are saved there too, unless --checkpoint
-    says otherwise"""
+RESUME_HELP = """go on from the newest checkpoint in DIR, exactly where the other options are the same; further ones
+    are saved there too, unless --checkpoint says otherwise"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +147,7 @@ def learning_rate_schedule(text: str, steps: int) -> optim.Schedule | None:
         return None
     if text == "cosine":
         return optim.CosineLR(max(steps, 1))
-    match = re.fullmatch(r"([0-9]{1,9}):([0-9]*\.?[0-9]+)", text)
+    match = re.fullmatch(r"([1-9][0-9]{0,8}):([0-9]*\.?[0-9]+)", text)
     if match is None:
         raise ArgumentError(f"--schedule is {text!r}; write constant, cosine, or EVERY:FACTOR such as 1000:0.1")
     return optim.StepLR(int(match[1]), float(match[2]))
@@ -217,7 +217,7 @@ def outcome(
     return {
         "model": args.model, "data": args.data, "memory": args.memory, "batch": args.batch,
         "device": trainer.device.name, "precision": args.precision, "seed": args.seed,
-        "steps": result.steps, "epochs": result.epochs, "seconds": result.seconds,
+        "steps": result.steps, "new_steps": result.new_steps, "epochs": result.epochs, "seconds": result.seconds,
         "images_per_s": result.images_per_s, **{name: metrics.get(name) for name in names},
         "peak_bytes": trainer.peak_bytes, "pinned_bytes": trainer.pinned_bytes,
         "batch_slot_bytes": trainer.batch_slot_bytes, "compress": args.compress,
@@ -228,7 +228,9 @@ def outcome(
 
 def conclusion(report: dict[str, Any]) -> str:
     """The last line."""
-    parts = [f"{report['steps']} steps in {report['seconds']:.1f} s, {report['images_per_s']:.0f} images/s"]
+    steps, new = report["steps"], report["new_steps"]
+    done = f"{new} step{'s' if new != 1 else ''} in {report['seconds']:.1f} s, {report['images_per_s']:.0f} images/s"
+    parts = [done if new else "nothing was left to do", *([f"{steps} in all"] if steps != new else [])]
     if report["test_accuracy"] is not None:
         parts.append(f"test accuracy {100 * report['test_accuracy']:.2f} %")
     if report["interrupted"]:

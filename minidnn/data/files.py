@@ -174,7 +174,7 @@ def _array_names(path: Path, present: set[str]) -> tuple[tuple[str, ...], tuple[
     missing = [name for name in (*train, *test) if name not in present]
     if missing:
         raise DataError(
-            f"{path} has no array {shown(missing[0])} (it has {', '.join(sorted(present)) or 'none'}); "
+            f"{path.resolve()} has no array {shown(missing[0])} (it has {', '.join(sorted(present)) or 'none'}); "
             "name the arrays x and y, or x_train, y_train, x_test and y_test"
         )
     return train, test

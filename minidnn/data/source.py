@@ -68,7 +68,7 @@ def _open_path(spec: str, input_shape: Shape | None, seed: int, augment: bool) -
                 if input_shape is None:
                     raise ArgumentError(
                         f"data {shown(spec)} are images of any size; "
-                        "add an input shape, such as 3x224x224"
+                        "give --input CxHxW (input_shape in Python), such as 3x224x224"
                     )
                 return open_image_folder(path, input_shape, seed=seed, augment=augment)
     except OSError as error:

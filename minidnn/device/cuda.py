@@ -301,6 +301,8 @@ class CudaDevice(Device):
         if op.function in CONVOLUTIONS:
             arguments["algorithm"] = algorithm
             arguments["workspace"] = arena.address + workspace[0] if workspace else 0
+        if op.function not in OPS:
+            raise ArgumentError(f"op {op.name} calls {shown(op.function)}; add it to minidnn.ops.cuda_ops.OPS")
         context = self.context(stream, arena, graph.target.precision)
         launch: Launcher = OPS[op.function](context, **arguments)
         self._store.save()

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from minidnn.arguments import shown
 from minidnn.device.base import Device, Event, Launcher, MemoryInfo, Operand, Region, Stream, view
 from minidnn.device.lanes import Lanes, ThreadLanes
-from minidnn.errors import OutOfDeviceMemory, OutOfPinnedMemory
+from minidnn.errors import ArgumentError, OutOfDeviceMemory, OutOfPinnedMemory
 from minidnn.graph.graph import Graph
 from minidnn.graph.op import Op
 from minidnn.memory.pinned import check_host_limits
@@ -164,6 +165,8 @@ class HostDevice(Device):
             for name, operand in operands.items()
         }
         arguments.update(op.attributes)
+        if op.function not in OPS:
+            raise ArgumentError(f"op {op.name} calls {shown(op.function)}; add it to minidnn.ops.numpy_ops.OPS")
         if op.function in ALGORITHMS:
             arguments["algorithm"] = algorithm
             arguments["workspace"] = _bytes(arena, *workspace) if workspace else None

@@ -10,7 +10,7 @@ from minidnn.errors import ArgumentError, DeviceError
 
 
 def open_device(name: str = "auto", *, precision: str = "fp32", deterministic: bool = False) -> Device:
-    """Open a device. `auto` is the first CUDA device that works, else the host.
+    """Open a device. `auto` is the first CUDA device that works and knows the precision, else the host.
 
     Raises ArgumentError for an unknown name, DeviceError (saying what is missing) for CUDA that cannot be opened.
     """
@@ -28,8 +28,8 @@ def open_device(name: str = "auto", *, precision: str = "fp32", deterministic: b
         if name == "auto":
             try:
                 return open_device("cuda", precision=precision, deterministic=deterministic)
-            except (DeviceError, ImportError):
-                pass  # no usable GPU: the emulator serves
+            except (ArgumentError, DeviceError, ImportError):
+                pass  # no usable GPU, or one without fp64: the emulator serves
         from minidnn.device.host import HostDevice
 
         return HostDevice()

@@ -8,6 +8,8 @@ from minidnn.graph.graph import Graph
 from minidnn.graph.op import Op
 from minidnn.profile.profile import Algorithm, Link, Profile, op_key
 
+NOMINAL = "nominal"
+"""The source of a profile with such times."""
 FLOPS, BYTES = 50e12, 3e12
 """Arithmetic and memory traffic per second."""
 LINK = Link(d2h=55e9, h2d=55e9, latency_ms=0.0)
@@ -24,7 +26,7 @@ def with_times(graph: Graph, profile: Profile) -> Profile:
     if profile.link is not None and known:
         return profile
     entries = {op_key(graph, op): _timed(graph, op, profile) for op in graph.ops}
-    return replace(profile, source="nominal", entries=entries, link=profile.link or LINK, launch_ms=0.0, action_ms=0.0)
+    return replace(profile, source=NOMINAL, entries=entries, link=profile.link or LINK, launch_ms=0.0, action_ms=0.0)
 
 
 def _timed(graph: Graph, op: Op, profile: Profile) -> tuple[Algorithm, ...]:

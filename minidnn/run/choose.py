@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from minidnn.arguments import choice, shown
-from minidnn.errors import ArgumentError, BudgetError
+from minidnn.errors import ArgumentError, BudgetError, ScheduleError
 from minidnn.graph.graph import Graph
 from minidnn.memory.fit import named_fit
 from minidnn.plan.compress import COMPRESSION, compressed
@@ -139,7 +139,7 @@ def _judged(
     proposals = POLICIES[mode.family](Request(graph, timed, mode, options.order, pool))
     outcome: Outcome | None = None
     with bar(f"planning {mode}") as done:
-        while (proposed := _next(proposals, outcome)) is not None:
+        while (proposed := _next(proposals, outcome, mode, graph)) is not None:
             done.update()
             algorithms = {**proposed.algorithms, **options.algorithms}
             packed = compressed(graph, proposed, options.compress, options.density)
@@ -161,13 +161,25 @@ def _judged(
             yield schedule, ms
     if refused is not None and not served:
         raise refused
+    if not served:
+        raise ScheduleError(f"policy {mode.family} proposed no plan for {mode}; it must yield one at least")
 
 
-def _next(proposals: Proposals, outcome: Outcome | None) -> Plan | None:
+def _next(proposals: Proposals, outcome: Outcome | None, mode: Mode, graph: Graph) -> Plan | None:
+    """What a policy proposes next; None: nothing more. Raises ScheduleError for what is no plan of this graph."""
+    if not hasattr(proposals, "send"):
+        raise ScheduleError(f"policy {mode.family} returned {shown(proposals)}; it must be a generator of Plans")
     try:
-        return proposals.send(outcome)
+        plan = proposals.send(outcome)
     except StopIteration:
         return None
+    if not isinstance(plan, Plan):
+        raise ScheduleError(f"policy {mode.family} proposed {shown(plan)}; it must be a Plan")
+    named = (*plan.offload, *(name for names in plan.prefetch.values() for name in names))
+    unknown = [name for name in named if name not in graph.tensors]
+    if unknown:
+        raise ScheduleError(f"policy {mode.family} offloads {shown(unknown[0])}, which is no tensor of this graph")
+    return plan
 
 
 def _pool(

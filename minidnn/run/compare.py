@@ -30,9 +30,9 @@ SETS = ("all", "conv", "aconv")
 DEFAULT_MODES = (
     "base(p)", "base(m)", "keep(p)",
     *(f"{family}:{chosen}({rule})" for rule in "pm" for chosen in SETS for family in ("vdnn", "vdnn++")),
-    "vdnn:dyn", "vdnn++:dyn",
+    "vdnn:dyn", "vdnn++:dyn", "best",
 )  # fmt: skip
-"""The modes of the vDNN papers, and `keep` beside `base`."""
+"""The modes of the vDNN papers, `keep` beside `base`, and the planner that weighs them all."""
 
 
 @dataclass

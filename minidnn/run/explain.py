@@ -8,6 +8,7 @@ from itertools import accumulate
 
 from minidnn.memory.trace import GRANULARITY
 from minidnn.plan.outline import Movable, Outline, layers_of
+from minidnn.plan.registry import FIXED_SETS, parse_mode
 from minidnn.profile.profile import Profile
 from minidnn.schedule.actions import Schedule
 from minidnn.units import format_size, round_up
@@ -50,7 +51,8 @@ def decisions(schedule: Schedule, profile: Profile, pool: int) -> Iterator[Decis
             yield Decision(m.name, m.nbytes, False, None, None, None, names[m.needed], why)
             continue
         until, back = absences[m.name]
-        why = _reason(m, range(until, back), held, names, pool)
+        fixed = parse_mode(plan.mode).family in FIXED_SETS
+        why = f"it is in the set of {plan.mode}" if fixed else _reason(m, range(until, back), held, names, pool)
         yield Decision(
             m.name, m.nbytes, True, names[m.made] if m.out_bytes else None, names[min(until, len(names) - 1)],
             names[back], names[m.needed], why,

@@ -13,9 +13,10 @@ from minidnn.memory.trace import live_profile
 from minidnn.plan.compress import compressed, predicted
 from minidnn.plan.mode import Request
 from minidnn.plan.plan import Plan
-from minidnn.plan.registry import POLICIES, parse_mode
+from minidnn.plan.registry import PLANNERS, POLICIES, parse_mode
 from minidnn.plan.vdnn import offloaded_layers, prefetch_schedule
 from minidnn.profile.profile import Profile
+from minidnn.run.choose import Options, choose
 from minidnn.schedule.actions import Schedule
 from minidnn.schedule.lifetimes import changes, trace
 from minidnn.schedule.lower import lower
@@ -60,14 +61,18 @@ class Footprint:
 
 def footprint(
     graph: Graph, mode: str, profile: Profile, *, order: str = "prefetch-first", fit: str = "best-fit",
-    compress: str = "off", density: Mapping[str, float] | None = None,
+    compress: str = "off", density: Mapping[str, float] | None = None, budget: int | None = None,
 ) -> tuple[Footprint, Schedule]:  # fmt: skip
     """The footprint of a mode and the schedule it was read from (of several candidates, as `dyn` has, the first).
 
-    `density`, by tensor, predicts what is compressed.
+    `density`, by tensor, predicts what is compressed. `budget`: what a planner plans for, in bytes of the device;
+    raises BudgetError where it needs more.
     """
     parsed = parse_mode(mode)
-    proposed = next(POLICIES[parsed.family](Request(graph, profile, parsed, order)))
+    if parsed.family in PLANNERS:
+        proposed = choose(graph, parsed, profile, Options(order, budget=budget)).plan
+    else:
+        proposed = next(POLICIES[parsed.family](Request(graph, profile, parsed, order)))
     plan = replace(proposed, compress=compressed(graph, proposed, compress, density))
     schedule = lower(graph, plan)
     events = trace(graph, plan, schedule.actions)

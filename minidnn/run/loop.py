@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -49,9 +49,11 @@ class Totals:
 
 @dataclass
 class FitResult:
-    """How a run ended: the last epoch's metrics, and whether it was stopped early by request."""
+    """How a run ended: the last epoch's metrics, and whether it was stopped early by request. `steps` and `epochs`
+    count from the run's beginning, `new_steps`, `seconds` and `images` from where it was resumed."""
 
     steps: int = 0
+    new_steps: int = 0
     epochs: int = 0
     seconds: float = 0.0
     images: int = 0
@@ -130,6 +132,7 @@ class _Run:
     checkpoint_every: int | None
     epoch: int = 0
     batch: int = 0  # batches of this epoch that are done
+    totals: Totals = field(default_factory=Totals)  # of them
     choices: int = 0  # of compression, that the log has
     result: FitResult = field(default_factory=FitResult)
 
@@ -156,20 +159,20 @@ class _Run:
         on_epoch: Callable[[int, dict[str, float]], None] | None,
     ) -> FitResult:  # fmt: skip
         """The epochs."""
-        trainer = self.trainer
+        trainer, begun = self.trainer, self.trainer.step_count
         while self.epoch < self.epochs and not self._enough and not trainer.stop_requested:
-            totals = self._epoch(log, progress)
+            self._epoch(log, progress)
             if self.batch < self._batches:
-                self.result.metrics = totals.metrics("train") if totals.rows else {}
+                self.result.metrics = self.totals.metrics("train") if self.totals.rows else {}
                 break  # stopped, or enough steps: the epoch is not complete
-            self.epoch, self.batch = self.epoch + 1, 0
-            metrics = totals.metrics("train")
+            metrics = self.totals.metrics("train")
+            self.epoch, self.batch, self.totals = self.epoch + 1, 0, Totals()
+            trainer.pull()  # whatever happens in the next epoch, this one's weights are safe
+            if self.checkpoint is not None:
+                self.save()  # first: test images or a log that fail, or a reader that has gone, must not cost the epoch
             if evaluate_epochs and self.data.test is not None:
                 metrics |= evaluate(trainer, self.data)
-            trainer.pull()  # whatever happens in the next epoch, this one's weights are safe
             self.result.metrics = metrics
-            if self.checkpoint is not None:
-                self.save()  # first: a log that cannot be written, or a reader that has gone, must not cost the epoch
             self._write(log, {"epoch": self.epoch, **metrics, "images_per_s": self.result.images_per_s})
             if on_epoch:
                 on_epoch(self.epoch, metrics)
@@ -178,6 +181,7 @@ class _Run:
             self.save()
         trainer.epoch_count = self.epoch + (1 if self.batch else 0)
         self.result.steps, self.result.epochs = trainer.step_count, self.epoch
+        self.result.new_steps = trainer.step_count - begun
         return self.result
 
     @property
@@ -188,9 +192,9 @@ class _Run:
     def _enough(self) -> bool:
         return self.steps is not None and self.trainer.step_count >= self.steps
 
-    def _epoch(self, log: TextIO | None, wanted: bool) -> Totals:
+    def _epoch(self, log: TextIO | None, wanted: bool) -> None:
         """Train until the epoch ends, enough steps are done, or a stop is requested."""
-        trainer, totals = self.trainer, Totals()
+        trainer, totals = self.trainer, self.totals
         loader = Loader(
             self.data.train, trainer.batch, trainer._slots, shuffle=self.shuffle, seed=trainer.seed,
             epoch=self.epoch, start_batch=self.batch,
@@ -234,12 +238,14 @@ class _Run:
         finally:
             done.close()
             self.result.seconds += time.perf_counter() - began
-        return totals
 
     def save(self) -> None:
         """Write a checkpoint of this moment."""
         trainer = self.trainer
-        state = {"step": trainer.step_count, "epoch": self.epoch, "batch": self.batch, **self._same}
+        state = {
+            "step": trainer.step_count, "epoch": self.epoch, "batch": self.batch, "totals": asdict(self.totals),
+            **self._same,
+        }  # fmt: skip
         content = checkpoints.Checkpoint(trainer.state_dict(), trainer.optimizer_state(), state)
         assert self.checkpoint is not None
         self.result.checkpoint = checkpoints.save(self.checkpoint, trainer.step_count, content)
@@ -264,9 +270,13 @@ class _Run:
         counts = [int(n) for key in ("step", "epoch", "batch") if is_count(n := found.state.get(key), 0)]
         if len(counts) < 3 or counts[2] >= self._batches:
             raise CheckpointError(f"checkpoint {path} does not say where it stopped; resume an older one")
+        sums = found.state.get("totals", asdict(Totals()))  # those of older versions have none
+        if not isinstance(sums, dict) or not all(type(sums.get(f.name)) in (int, float) for f in fields(Totals)):
+            raise CheckpointError(f"checkpoint {path} has no sums of its epoch; resume an older one")
         trainer.net.load_state_dict(found.weights)
         trainer.load_optimizer_state(found.optimizer)
         trainer.step_count, self.epoch, self.batch = counts
+        self.totals = Totals(**{f.name: sums[f.name] for f in fields(Totals)})
 
     def _write_choices(self, log: TextIO | None) -> None:
         """What `auto` has compressed from here on, where that has changed."""

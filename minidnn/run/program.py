@@ -276,13 +276,15 @@ class Programs:
             with suppress(BudgetError):  # a fit heuristic need not serve every mode
                 others[name] = self._smallest(parse_mode(name), purposes, rows)
         fitting = [name for name, nbytes in others.items() if nbytes <= budget]
+        if not fitting:  # planning for the least takes longer than the others together
+            others[PLANNER] = self._smallest(parse_mode(PLANNER), purposes, rows)
+            fitting = [PLANNER] if others[PLANNER] <= budget else []
         others.setdefault(str(mode), needed)
         least = min(others, key=lambda name: others[name])
-        advice = (
-            f"modes that fit: {', '.join(fitting)}"
-            if fitting
-            else f"no mode fits, {least} needs the least, {others[least]} bytes ({format_size(others[least])})"
-        )
+        advice = f"modes that fit: {', '.join(fitting)}"
+        if not fitting:
+            less = f", {least} needs the least, {others[least]} bytes ({format_size(others[least])})"
+            advice = "no mode fits" + (less if others[least] < needed else "")
         return BudgetError(
             f"memory mode {mode} at batch {rows} needs at least {needed} bytes ({format_size(needed)}); the budget is "
             f"{budget} bytes ({format_size(budget)}); {advice}",
@@ -292,6 +294,8 @@ class Programs:
 
 ALTERNATIVES = ("base", "keep", "vdnn++:conv", "vdnn++:all", "base(m)", "keep(m)", "vdnn++:conv(m)", "vdnn++:all(m)")
 """Modes that a refusal compares, the fastest first."""
+PLANNER = "best"
+"""The one that it names where none of those fits."""
 
 
 def _first_fitting(

@@ -76,9 +76,10 @@ class DeviceWeights:
         if not isinstance(state, Mapping):
             raise ArgumentError(f"state is {shown(state)}; it must be a dict of arrays by name")
         if shapes.keys() != state.keys():
-            wrong = sorted(shapes.keys() ^ state.keys())
+            wrong = sorted(shapes.keys() ^ state.keys())[0]
+            where = "in this run alone" if wrong in shapes else "in what was saved alone"
             raise CheckpointError(
-                f"optimizer state does not fit: {wrong[0]} is on one side only; use the optimizer it was saved with"
+                f"optimizer state does not fit: {wrong} is {where}; use the network and the optimizer it was saved with"
             )
         for name, shape in shapes.items():
             if np.shape(state[name]) != shape:

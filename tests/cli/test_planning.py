@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minidnn import Trainer, models, nn, optim
+from minidnn.units import format_size
 from tests.cli import json_of, minidnn, refuse, succeed
 
 MEMORY_KEYS = {
@@ -112,6 +114,28 @@ def test_wrong_uses_are_refused_in_one_sentence(arguments: list[str], says: str)
     assert says in refuse(*arguments)
 
 
+def test_memory_says_what_is_needed_in_all_and_whether_that_fits_the_card() -> None:
+    arguments = ("memory", "vgg16", "--batch", "128", "--gpu", "rtx2080ti", "--mode")
+    for mode, ending in (("keep(p)", "does not fit rtx2080ti, which has 11.00 GiB"),
+                         ("vdnn++:all(m)", "fits rtx2080ti, which has 11.00 GiB")):  # fmt: skip
+        found, text = json_of(*arguments, mode), succeed(*arguments, mode)
+        assert re.search(f"device memory in all, .* {format_size(found['peak_bytes'])} +{found['peak_bytes']}\n", text)
+        assert re.search(f"what else stays .* {found['persistent_bytes']}\n", text)
+        assert text.rstrip().endswith(ending)
+    assert "rtx2080ti" not in succeed("memory", "alexnet")
+
+
+def test_memory_of_a_planner_is_that_of_its_plan_for_the_card_or_the_budget() -> None:
+    for budget in (11 * 2**30, 6 * 2**30):
+        found = json_of("memory", "vgg16", "--batch", "128", "--gpu", "rtx2080ti", "--mode", "best", "--budget",
+                        str(budget))  # fmt: skip
+        assert 0.8 * budget < found["peak_bytes"] <= budget
+        assert (found["offloaded_bytes"] > 0) == (budget == 6 * 2**30)
+    whole = json_of("memory", "vgg16", "--batch", "128", "--gpu", "rtx2080ti", "--mode", "best")
+    assert whole["peak_bytes"] <= 11 * 2**30
+    assert "needs at least" in refuse("memory", "alexnet", "--mode", "best", "--gpu", "k40", "--budget", "1MiB")
+
+
 # -- simulate
 
 
@@ -163,6 +187,18 @@ def test_compare_under_other_interleavings(interleaving: str) -> None:
     found = json_of("compare", "smallvgg", "--data", "digits", "--batch", "8", "--device", "host", "--steps", "1",
                     "--modes", "base(m),vdnn++:all(m)", "--interleaving", interleaving)  # fmt: skip
     assert len({row["gradient_sha256"] for row in found["modes"]}) == 1
+
+
+def test_where_no_mode_fits_nothing_is_written_and_one_sentence_says_so(tmp_path: Path) -> None:
+    files = [part for kind in ("plot", "trace", "html") for part in (f"--{kind}", str(tmp_path / kind))]
+    done = minidnn("simulate", "smallvgg", "--gpu", "k40", "--budget", "1KiB", "--modes", "base,keep", *files)
+    assert done.returncode == 2
+    assert done.stderr.startswith("minidnn: no mode fits the budget 1.0 KiB; of these keep needs the least")
+    assert all(f"--{kind} {tmp_path / kind}" in done.stderr for kind in ("plot", "trace", "html"))
+    done = minidnn("compare", "smallvgg", "--data", "digits", "--device", "host", "--budget", "1KiB")
+    assert done.returncode == 2
+    assert done.stderr.startswith("minidnn: no mode fits the budget 1.0 KiB; of these best needs the least")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_compare_keeps_a_mode_that_does_not_fit_as_a_row() -> None:

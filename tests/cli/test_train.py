@@ -161,7 +161,7 @@ def test_weights_load_by_name(tmp_path: Path) -> None:
         (["smallnet", "--epochs", "1", "--steps", "2"], "--steps: not allowed with argument --epochs"),
         (["smallnet", "--optimizer", "lion"], "--optimizer: invalid choice: 'lion' (choose from"),
         (["smallnet", "--schedule", "linear"], "--schedule is 'linear'; write constant, cosine"),
-        (["smallnet", "--schedule", "0:0.1"], "every is 0"),
+        (["smallnet", "--schedule", "0:0.1"], "--schedule is '0:0.1'"),
         (["smallnet", "--data", "nowhere"], "data 'nowhere' is no known name and no such file or directory exists"),
         (["vgg16", "--data", "digits"], "data 'digits' are images of 1x8x8, not 3x224x224"),
         (["smallnet:num_classes=4", "--data", "digits"], "data have 10 classes; the network needs as many outputs"),

@@ -145,7 +145,11 @@ USES = (
         "--help)"),
     Use("minidnn train smallnet --device host --batch 64 --budget 100KiB", "BudgetError",
         "memory mode base at batch 64 needs at least 4386304 bytes (4.2 MiB); the budget is 102400 bytes (100.0 "
-        "KiB); no mode fits, vdnn++:all needs the least, ..."),
+        "KiB); no mode fits, best needs the least, 1869824 bytes (1.8 MiB)"),
+    Use("minidnn train smallnet --budget -8GiB", "ArgumentError",
+        "--budget: '-8GiB' is below 0; write a size such as 8GiB"),
+    Use("minidnn train smallnet --schedule 0:0.1", "ArgumentError",
+        "--schedule is '0:0.1'; write constant, cosine, or EVERY:FACTOR such as 1000:0.1"),
     Use("minidnn train smallnet --device gpu", "ArgumentError",
         "device is 'gpu'; it must be 'auto', 'host', 'cuda' or 'cuda:0'"),
     Use("minidnn train smallnet --device host --graph", "ArgumentError",
@@ -198,7 +202,7 @@ USES = (
     Use("minidnn train smallnet --resume ''", "ArgumentError",
         "--resume: '' is no path; name a file or directory (see minidnn train --help)"),
     Use("minidnn train smallnet --device host --data digits --resume folder", "CheckpointError",
-        "checkpoint folder does not exist; give a directory that --checkpoint wrote"),
+        "checkpoint folder has no checkpoint in it; give a directory that --checkpoint wrote"),
     Use("minidnn train smallvgg --device host --data digits --resume run", "CheckpointError",
         "weights do not fit the network: missing ['classifier.0.bias', 'classifier.0.weight', "
         "'classifier.2.bias', 'classifier.2.weight'], unknown ['classifier.bias', 'classifier.weight', "
@@ -251,6 +255,10 @@ USES = (
     Use("minidnn memory vgg16 --mode vdnn:all(p)", "ArgumentError",
         "mode 'vdnn:all(p)' needs the workspaces of fast algorithms; give --profile FILE or --gpu NAME, or ask "
         "for memory-optimal ones: 'vdnn:all(m)'"),
+    Use("minidnn memory vgg16 --mode best", "ArgumentError",
+        "mode 'best' weighs times; give --gpu NAME (such as v100 or h100) or --profile FILE"),
+    Use("minidnn simulate smallvgg --gpu k40 --trace out --html out", "ArgumentError",
+        "--html out is what --trace names; give another file"),
     Use("minidnn memory smallvgg --fit tight", "ArgumentError",
         "fit is 'tight'; it must be one of best-fit, first-fit, exact-then-first, worst-fit, high-end, "
         "high-end-offloaded"),

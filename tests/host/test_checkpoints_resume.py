@@ -14,7 +14,7 @@ import pytest
 
 from minidnn import Trainer, checkpoint, optim
 from minidnn.data import Data
-from minidnn.errors import CheckpointError
+from minidnn.errors import CheckpointError, DataError
 from tests.host.saved import data, finished, state, trainer
 
 
@@ -28,8 +28,33 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path: Path, stop: int, memory: str
     with trainer(memory=memory) as opened:
         result = opened.fit(data(), 3, resume=tmp_path / "saved", checkpoint=tmp_path / "saved", log=part)
         assert state(opened) == whole
-    assert (result.steps, result.epochs) == (12, 3)
+    assert (result.steps, result.new_steps, result.epochs) == (12, 12 - stop, 3)
     assert [r for r in map(json.loads, part.read_text().splitlines()) if "step" in r] == log
+    assert epochs(part) == epochs(tmp_path / "log.jsonl"), "the epoch that was cut in two counts all of its batches"
+
+
+def epochs(log: Path) -> list[dict[str, float]]:
+    """What a log says of each epoch, but for its speed."""
+    found = [r for r in map(json.loads, log.read_text().splitlines()) if "epoch" in r]
+    return [{key: value for key, value in record.items() if key != "images_per_s"} for record in found]
+
+
+def test_an_epoch_is_saved_before_its_test_images_are_read(tmp_path: Path) -> None:
+    class Broken:
+        """Test images of which none can be read."""
+
+        input_shape, classes = (1, 6, 6), 3
+
+        def __len__(self) -> int:
+            return 4
+
+        def read(self, indices: Any, x_out: Any, y_out: Any) -> None:
+            raise DataError("image 0 cannot be read")
+
+    with trainer() as opened:
+        with pytest.raises(DataError, match="image 0"):
+            opened.fit(Data("noise", data().train, Broken()), 2, checkpoint=tmp_path)
+        assert checkpoint.read(tmp_path).state["step"] == opened.step_count == 4
 
 
 def test_a_run_that_is_asked_to_stop_finishes_the_iteration_and_resumes(tmp_path: Path) -> None:
@@ -108,6 +133,8 @@ def test_a_damaged_state_or_weight_file_is_named(tmp_path: Path) -> None:
         (lambda s: s | {"step": "x"}, "does not say where it stopped; resume an older one"),
         (lambda s: s | {"epoch": True}, "does not say where it stopped; resume an older one"),
         (lambda s: s | {"batch": 4}, "does not say where it stopped; resume an older one"),
+        (lambda s: s | {"totals": {"loss": 1.0}}, "has no sums of its epoch; resume an older one"),
+        (lambda s: s | {"totals": 3}, "has no sums of its epoch; resume an older one"),
         (lambda s: s | {"version": 2}, "has version 2; this minidnn reads version 1"),
         (lambda s: [s], "is no JSON object"),
     ],
@@ -127,7 +154,7 @@ def test_checkpoints_of_another_optimizer_or_network_or_none_are_refused(tmp_pat
     with trainer() as opened:
         opened.fit(data(), 1, checkpoint=tmp_path)
         opened.fit(data(), 1, checkpoint=tmp_path)
-    with trainer(optimizer=optim.SGD(0.1)) as opened, pytest.raises(CheckpointError, match="use the optimizer"):
+    with trainer(optimizer=optim.SGD(0.1)) as opened, pytest.raises(CheckpointError, match="in what was saved alone"):
         opened.fit(data(), 4, resume=tmp_path)
     with trainer() as opened:
         with pytest.raises(CheckpointError, match="does not exist"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from math import inf
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -15,8 +16,11 @@ from minidnn.cli.compare import Batches
 from minidnn.data import from_arrays
 from minidnn.device.base import Region
 from minidnn.device.host import HostDevice
+from minidnn.device.open import open_device
+from minidnn.errors import ArgumentError, ScheduleError
 from minidnn.graph.build import build
 from minidnn.models import create
+from minidnn.plan.plan import Plan
 from minidnn.plan.registry import POLICIES, parse_mode
 from minidnn.profile.model import modelled
 from minidnn.profile.profile import Link, Profile, op_key
@@ -237,6 +241,38 @@ def test_every_policy_of_the_registry_yields_a_plan() -> None:
     profile = modelled(graph, "h100")
     for family in POLICIES:
         assert list(candidates(graph, parse_mode(family), profile, Options())), family
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"),
+    [
+        (lambda request: iter(()), "returned <tuple_iterator"),
+        (lambda request: [Plan("odd", ())], r"returned \[Plan"),
+        (lambda request: (plan for plan in list[Plan]()), "proposed no plan for odd; it must yield one"),
+        (lambda request: (x for x in (3,)), "proposed 3; it must be a Plan"),
+        (lambda request: (Plan("odd", (), offload=(n,)) for n in ("no.such",)), "offloads 'no.such', which is no ten"),
+        (lambda request: (Plan("odd", (), prefetch={0: (n,)}) for n in ("x",)), "offloads 'x', which is no tensor"),
+    ],
+)
+def test_what_is_no_policy_is_refused_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, policy: Any, sentence: str
+) -> None:
+    monkeypatch.setitem(POLICIES, "odd", policy)
+    graph = build(create("smallvgg"), nn.CrossEntropyLoss(), (8, 1, 8, 8), optimizer=optim.SGD(0.1))
+    with pytest.raises(ScheduleError, match=f"policy odd {sentence}"):
+        choose(graph, "odd", modelled(graph, "h100"), Options())
+
+
+def test_an_op_that_the_device_does_not_know_is_named() -> None:
+    graph = build(create("smallvgg"), nn.CrossEntropyLoss(), (8, 1, 8, 8), optimizer=optim.SGD(0.1))
+    op = replace(graph.ops[0], function="no_such")
+    with HostDevice() as device, pytest.raises(ArgumentError, match=r"calls 'no_such'; add it to .*numpy_ops\.OPS"):
+        device.launcher(graph, op, "default", {}, None, device.arena(512), device.stream("compute"))
+
+
+def test_automatic_means_the_host_where_cuda_does_not_know_the_precision() -> None:
+    with open_device("auto", precision="fp64") as device:
+        assert device.kind == "host"
 
 
 def test_comparing_over_many_steps_takes_no_memory_for_them() -> None:
