@@ -11,6 +11,7 @@ from bench.markdown import Result, files, heading, milliseconds, origin, share, 
 from bench.modes import ERROR, improvements
 from bench.peers import HEURISTICS
 from bench.rows import ENOUGH
+from bench.tradeoff import SAME
 from minidnn.device.cuda import PRECISIONS
 from minidnn.units import GiB, format_ms
 
@@ -21,6 +22,8 @@ COLUMNS = (
 """Modes and budgets of the short table; rows that a file does not have leave their column out."""
 OFFLOADING = ("vdnn++:conv(p)", "best")
 """Of these modes the documentation says what limits them."""
+OURS = {theirs: ours for ours, theirs in SAME.items()}
+"""torchvision's name of a network -> ours, where they differ."""
 
 
 def place(row: Result) -> tuple[str, int, int, str]:
@@ -56,9 +59,13 @@ def accuracy(rows: Iterable[Result]) -> str:
     errors = [abs(row["simulated"]["error_percent"]) for row in fitting]
     near = sum(error <= ERROR for error in errors)
     exact = sum(row["simulated"]["peak_bytes"] == row["arena_bytes"] for row in fitting)
+    beside = [row["peak_bytes"] - row["arena_bytes"] for row in fitting]
+    context = max(row["context_bytes"] for row in fitting)
     return (
         f"Simulated with the times that were measured on this card: within {ERROR} % of the iteration in {near} of "
-        f"{len(errors)} rows, in half of them within {median(errors):.1f} %; the memory to the byte in {exact}.\n\n"
+        f"{len(errors)} rows, in half of them within {median(errors):.1f} %; the planned memory, which is what a budget "
+        f"limits, to the byte in {exact}. The table has what the driver counts: {size(min(beside))} to "
+        f"{size(max(beside))} more, which libraries load. CUDA's context takes {size(context)} beside that.\n\n"
     )
 
 
@@ -131,6 +138,7 @@ def peers(results: Path) -> str:
             network, _, way = key.partition(": ")
             mark = " ¹" if HEURISTICS in way else ""
             cells.setdefault((network, way.removesuffix(HEURISTICS)), peer_cell(row) + mark)
+        cells = {(named(network), way): cell for (network, way), cell in cells.items()}
         networks, ways = (list(dict.fromkeys(key[k] for key in cells)) for k in (0, 1))
         names = [way.replace("torch", "PyTorch", 1) if way.startswith("torch") else f"minidnn `{way}`" for way in ways]
         lines = [[network, *(cells.get((network, way), "-") for way in ways)] for network in sorted(networks)]
@@ -138,6 +146,12 @@ def peers(results: Path) -> str:
         text += "¹ without `cudnn.benchmark`\n\n" if any("¹" in cell for cell in cells.values()) else ""
         text += origin(file, found, "peers.py")
     return text
+
+
+def named(network: str) -> str:
+    """The peers bench has torchvision's names; `alexnet` is another network here."""
+    model, _, rest = network.partition(" ")
+    return f"{OURS.get(model, model)} {rest}"
 
 
 def kernels(results: Path) -> str:

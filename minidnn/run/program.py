@@ -14,6 +14,7 @@ from minidnn.device.base import Device, Region
 from minidnn.errors import BudgetError
 from minidnn.graph.build import build
 from minidnn.graph.graph import Graph, Target
+from minidnn.graph.tensor import Role
 from minidnn.nn.loss import Loss
 from minidnn.nn.sequential import Sequential
 from minidnn.optim import Optimizer
@@ -25,6 +26,7 @@ from minidnn.run.executor import Executor
 from minidnn.run.fewer_rows import for_fewer_rows
 from minidnn.run.live import executor_for
 from minidnn.run.observe import GradientObserver
+from minidnn.run.slot import BatchSlot
 from minidnn.run.timing import Timer
 from minidnn.schedule.actions import Schedule
 from minidnn.units import format_size
@@ -100,6 +102,7 @@ class Programs:
         self.arena: Region | None = None
         self.pinned: Region | None = None
         self.packed = PackedMemory(packed_limit)
+        self.latest: Executor | None = None
         self._codec_s = 0.0
         if recipe.options.compress != "off":
             warm_up()  # compiles, or loads, what the first step would otherwise wait for
@@ -179,6 +182,15 @@ class Programs:
             self.executors[key] = executor
         return self.executors[key]
 
+    def run(self, executor: Executor, slot: BatchSlot) -> None:
+        """Issue an iteration. Those of one discipline meet at the barriers that their schedules have. Where the host
+        waits in the one and streams alone in the other, or batches come early in one of them, no barrier knows of the
+        other's lanes: the host waits for all of them."""
+        before, self.latest = self.latest, executor
+        if before is not None and _discipline(before) != _discipline(executor):
+            before.finish()
+        executor.run(slot)
+
     @property
     def training_executors(self) -> list[Executor]:
         """The compiled programs that train."""
@@ -193,6 +205,7 @@ class Programs:
         """Compile anew what is used from now on. What was issued must be done."""
         self._codec_s = self.codec_s
         self.executors.clear()
+        self.latest = None
 
     def take_slab(self, nbytes: int) -> None:
         """Have a pinned slab of that size instead of the present one. Raises OutOfPinnedMemory, and keeps that one's
@@ -290,6 +303,13 @@ class Programs:
             f"{budget} bytes ({format_size(budget)}); {advice}",
             needed,
         )
+
+
+def _discipline(executor: Executor) -> tuple[bool, bool]:
+    """How an iteration waits: on the host or not, and whether its batch may come before the one in front has ended."""
+    schedule = executor.schedule
+    early = any(schedule.graph.tensors[b.tensor].role is Role.INPUT for b in schedule.persistent)
+    return schedule.plan.sync == "none", early
 
 
 ALTERNATIVES = ("base", "keep", "vdnn++:conv", "vdnn++:all", "base(m)", "keep(m)", "vdnn++:conv(m)", "vdnn++:all(m)")

@@ -321,7 +321,7 @@ class Trainer:
         with self._failing(train, self.step_count):
             for part, (executor, start) in enumerate(parts):
                 slot.select(part, start, {**scalars, "micro_step": float(part)})
-                executor.run(slot)
+                self.programs.run(executor, slot)
             done = self.device.record(self.device.stream(COMPUTE))
         pending = Pending(slot, rows, len(parts), self.step_count, train, done)
         self.step_count += train
@@ -393,7 +393,7 @@ class Trainer:
             executor = self.programs.executor(Purpose(train=False, loss=False), rows)
             slot.select(0, 0, {})
             with self._failing(False, self.step_count):
-                executor.run(slot)
+                self.programs.run(executor, slot)
                 self.device.host_wait(self.device.record(self.device.stream(COMPUTE)))
             output = slot.array(executor.schedule.graph.output)[:rows].reshape(rows, *self._output_shape[1:])
             outputs.append(output.astype(np.float64 if self.target.precision == "fp64" else np.float32))

@@ -160,9 +160,11 @@ class Codecs:
         if name not in self.packing or name in self.unpacking:
             return
         target, packing = self.slab.targets[name], self.packing[name]
-        self.used[name if target == self.slab.slots[name] else _target(name)] = target
-        # Else it overwrites what others still have there; of its own parts, each is in nobody's way but its own.
-        waits = tuple(token for token in self._users(target) if token not in packing)
+        in_place = target == self.slab.slots[name]
+        self.used[name if in_place else _target(name)] = target
+        # Else it overwrites what is still read there. In place, each of its own parts is in nobody's way but its own;
+        # anywhere else it may lie across its slot, shifted.
+        waits = tuple(token for token in self._users(target) if not (in_place and token in packing))
         self.unpacking[name] = tuple(
             self._part(Decompress, target, k, bounds, tuple(dict.fromkeys((*waits, packed))))
             for (k, bounds), packed in zip(self._parts(name), packing, strict=True)

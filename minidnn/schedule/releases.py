@@ -5,8 +5,10 @@ workers, or the copy lane itself). How long that may take before somebody must w
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
+from minidnn.errors import BudgetError
 from minidnn.schedule.actions import ALIGNMENT, Alloc, Free, Schedule
 from minidnn.schedule.lifetimes import changes
 from minidnn.schedule.lower import lower
@@ -25,7 +27,7 @@ def delay_releases(
 
     The releases are delayed in rounds, one stage each in forward order, for as long as the live bytes stay within the
     limit: all get about the same time, which is what a copy-out needs. Should the placement of all of them together
-    not fit (fragmentation), the longest delays are capped until it does; with none it fits for sure.
+    not fit (fragmentation), the longest delays are capped until it does; with none it is the schedule itself.
     """
     graph, plan = schedule.graph, schedule.plan
     last = graph.forward_ops if plan.sync == "compute" else len(graph.ops)  # vDNN++ awaits all after forward
@@ -45,9 +47,10 @@ def delay_releases(
     for cap in (len(starts), *CAPS):
         free_before = {t: starts[min(latest[t], first + cap)] for t, first in soonest.items()}
         later = replace(plan, free_before=free_before)
-        delayed = lower(graph, later, fit=fit, limit=limit, effort=EFFORT, persistent=persistent)
-        if delayed.pool_bytes <= limit:
-            return delayed
+        with suppress(BudgetError):  # a fit heuristic may serve it in no pool at all
+            delayed = lower(graph, later, fit=fit, limit=limit, effort=EFFORT, persistent=persistent)
+            if delayed.pool_bytes <= limit:
+                return delayed
     return schedule
 
 

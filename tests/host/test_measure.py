@@ -143,6 +143,35 @@ def test_a_clock_that_has_not_settled_does_not_count_and_one_that_wanders_is_wat
     assert times == pytest.approx(dict.fromkeys(times, 1.1))
 
 
+def test_in_place_the_card_never_waits_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch takes the host 0.02 ms and the card 0.1 ms: where the queue never runs dry, no op seems to take more."""
+    host, graph, card = Clock(), training_step(), 0.0
+    monkeypatch.setattr(measure, "perf_counter", host)
+
+    def launch() -> None:
+        nonlocal card
+        host.passes(0.00002)
+        card = max(card, host()) + 0.0001
+
+    def stamp(stream: object) -> float:
+        nonlocal card
+        card = max(card, host())
+        return card
+
+    def wait_until(moment: float) -> None:
+        host.passes(max(moment - host(), 0.0))
+
+    with HostDevice() as device:
+        monkeypatch.setattr(device, "launcher", lambda *arguments: launch)
+        monkeypatch.setattr(device, "stamp", stamp)
+        monkeypatch.setattr(device, "record", lambda stream: card)
+        monkeypatch.setattr(device, "host_wait", wait_until)
+        monkeypatch.setattr(device, "host_sync", lambda stream: wait_until(card))
+        monkeypatch.setattr(device, "elapsed_ms", lambda begin, end: (end - begin) * 1e3)
+        times = measure.times_in_place(device, graph, {}, 1000)
+    assert times == pytest.approx(dict.fromkeys(times, 0.1))
+
+
 def test_link_rates_are_bytes_over_time() -> None:
     with HostDevice() as device:
         link = measure.link_rates(device)

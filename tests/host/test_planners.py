@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
+import numpy as np
 import pytest
 
 from minidnn import Trainer, nn, optim
 from minidnn.device.host import HostDevice
+from minidnn.device.host_profile import host_profile
 from minidnn.errors import BudgetError
-from minidnn.plan.registry import PLANNERS
+from minidnn.graph.build import build
+from minidnn.graph.graph import Target
+from minidnn.memory.fit import FITS
+from minidnn.plan.registry import PLANNERS, parse_mode
 from minidnn.profile.nominal import with_times
+from minidnn.run.choose import Options, choose, smallest
 from minidnn.run.record import Recorder
 from minidnn.run.simulator import simulate
 from minidnn.run.timeline import Timeline
 from minidnn.schedule.actions import COMPUTE, D2H, H2D
 
 from .runs import ROWS, Case, batches, reference, run
+from .test_random_networks import train
 
 
 @pytest.mark.parametrize("policy", sorted(PLANNERS))
@@ -106,3 +114,51 @@ def test_simulated_and_emulated_agree(policy: str) -> None:
         assert orders(measured) == orders(predicted.timeline)
         assert trainer.peak_bytes == predicted.peak_bytes == device.memory_info().used
         assert trainer.pinned_bytes == predicted.pinned_bytes > 0
+
+
+@pytest.mark.parametrize("interleaving", ["eager", "lazy", "random"])
+def test_iterations_that_wait_in_different_ways_meet_at_the_host(interleaving: str) -> None:
+    """Each program of a trainer is planned for itself. With this fit some wait on the host and some do not, and no
+    barrier of the one knows the lanes of the other."""
+    net = nn.Sequential(
+        nn.AdaptiveAvgPool2d((2, 2)), nn.Conv2d(1, 4, 3, 2, 1), nn.Conv2d(4, 4, 5, padding=2, groups=2), nn.ReLU(),
+        nn.Conv2d(4, 6, 1), nn.Conv2d(6, 5, 5, padding=2, bias=False), nn.ReLU(), nn.Conv2d(5, 6, 5, padding=2),
+        nn.Flatten(), nn.Linear(6, 3, bias=False), nn.ReLU(), nn.Linear(3, 13), nn.ReLU(), nn.Linear(13, 3),
+        input_shape=(1, 12, 6),
+    ).initialize(0)  # fmt: skip
+    start, rng = net.state_dict(), np.random.default_rng(0)
+    data = [(rng.standard_normal((5, 1, 12, 6)).astype(np.float32), rng.integers(0, 3, 5)) for _ in range(2)]
+
+    def trainer(device: HostDevice, **memory: Any) -> Trainer:
+        optimizer = optim.SGD(0.1, momentum=0.9)
+        return Trainer(
+            net, nn.CrossEntropyLoss(), optimizer, 5, device=device, target="native", micro_batch=2, **memory
+        )
+
+    planned: dict[str, Any] = {"memory": "best", "fit": "worst-fit", "order": "derivative-first", "compress": "all"}
+    with HostDevice() as device:
+        with trainer(device) as opened:
+            wanted = train(opened, start, data)
+        with pytest.raises(BudgetError) as refused:
+            trainer(device, budget=1, **planned)
+    with HostDevice(interleaving) as device, trainer(device, budget=refused.value.needed, **planned) as opened:
+        syncs = {schedule.plan.sync for (purpose, _), schedule in opened.programs.schedules.items() if purpose.train}
+        assert syncs == {"none", "compute"}
+        assert train(opened, start, data) == wanted
+
+
+def test_late_releases_that_a_fit_cannot_serve_are_left_out() -> None:
+    net = nn.Sequential(
+        nn.LocalResponseNorm(3), nn.LocalResponseNorm(3), nn.ReLU(), nn.ReLU(), nn.Conv2d(1, 1, 3, padding=1),
+        nn.Conv2d(1, 3, 5, padding=2), nn.Conv2d(3, 6, 3, padding=1, groups=3), nn.LeakyReLU(), nn.BatchNorm2d(6),
+        nn.Flatten(), nn.Linear(396, 7), nn.Linear(7, 3), input_shape=(1, 6, 11),
+    )  # fmt: skip
+    for target in ("paper", "native"):
+        graph = build(net, nn.CrossEntropyLoss(), (2, 1, 6, 11), Target(target), optimizer=optim.SGD(0.1))
+        profile = host_profile(graph)
+        for mode in ("vdnn++:conv(m)", "vdnn++:all(m)", "vdnn++:conv(g)"):
+            for fit in FITS:
+                least = smallest(graph, parse_mode(mode), profile, Options(fit=fit)).peak_bytes
+                for budget in (None, least):
+                    found = choose(graph, mode, profile, Options(fit=fit, budget=budget))
+                    assert budget is None or found.peak_bytes <= budget

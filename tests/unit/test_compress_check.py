@@ -7,6 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from minidnn import nn, optim
+from minidnn.graph.build import build
+from minidnn.plan.plan import ORDERS
+from minidnn.profile.profile import Profile
+from minidnn.run.choose import Options, choose
 from minidnn.schedule.actions import Compress, Decompress, HostWait, Offload, Prefetch, Schedule
 from minidnn.schedule.check import check
 from minidnn.schedule.outcomes import outcomes
@@ -20,6 +25,23 @@ from .lowered import CODECS, compressing, in_place
 def test_every_compressing_mode_is_right_in_every_outcome(network: str, target: str) -> None:
     for mode in ("vdnn:all(m)", "vdnn++:all(p)", "vdnn++:conv(m)", "no-wait:all(m)", "no-wait:aconv(p)"):
         assert check(compressing(network, mode, target)) == (), mode
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_comes_back_across_its_own_slot_waits_until_all_of_it_is_packed(order: str) -> None:
+    """Here a tensor's place to be unpacked in overlaps its slot, shifted: its parts are in each other's way."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.Conv2d(3, 15, 3, 2, 1, groups=3, bias=False),
+        nn.Conv2d(15, 6, 1, groups=3), nn.Conv2d(6, 2, 1), nn.BatchNorm2d(2), nn.Conv2d(2, 4, 3, 2, 1, bias=False),
+        nn.Flatten(), nn.Linear(24, 17), nn.Linear(17, 3), input_shape=(1, 9, 6),
+    )  # fmt: skip
+    graph = build(net, nn.CrossEntropyLoss(), (4, 1, 9, 6), optimizer=optim.SGD(0.1))
+    found = choose(graph, "vdnn++:all(m)", Profile("none"), Options(compress="all", order=order))
+    slots, targets = ({a.host.name: a.host.offset for a in found.actions if isinstance(a, kind)}
+                      for kind in (Compress, Decompress))  # fmt: skip
+    nbytes = {name: graph.tensors[name].nbytes for name in targets}
+    assert any(0 < abs(slots[name] - at) < nbytes[name] for name, at in targets.items())
+    assert check(found) == ()
 
 
 def test_the_outcomes_are_all_ways_to_cancel_what_comes_back_in_place() -> None:
