@@ -11,7 +11,7 @@ from bench.markdown import Result, files, heading, milliseconds, origin, share, 
 from bench.modes import ERROR, improvements
 from bench.peers import HEURISTICS
 from bench.rows import ENOUGH
-from bench.tradeoff import SAME
+from bench.tradeoff import SAME, picture
 from minidnn.device.cuda import PRECISIONS
 from minidnn.units import GiB, format_ms
 
@@ -63,8 +63,8 @@ def accuracy(rows: Iterable[Result]) -> str:
     context = max(row["context_bytes"] for row in fitting)
     return (
         f"Simulated with the times that were measured on this card: within {ERROR} % of the iteration in {near} of "
-        f"{len(errors)} rows, in half of them within {median(errors):.1f} %; the planned memory, which is what a budget "
-        f"limits, to the byte in {exact}. The table has what the driver counts: {size(min(beside))} to "
+        f"all {len(errors)} rows, in half of them within {median(errors):.1f} %. The arena, which a budget limits, has "
+        f"the planned bytes in {exact}; the table has what the driver counts: {size(min(beside))} to "
         f"{size(max(beside))} more, which libraries load. CUDA's context takes {size(context)} beside that.\n\n"
     )
 
@@ -103,8 +103,10 @@ def gains(results: Path) -> str:
         ]  # fmt: skip
         head = ["network:batch", "mode", "base ms", "vDNN ms", "vDNN++ ms", "gain", "published",
                 "relative improvement", "published"]  # fmt: skip
+        kept = [i for i in range(len(head)) if any(line[i] != "-" for line in lines)]
         if lines:
-            text += heading(found["card"]) + table(head, lines) + origin(file, found, "modes.py")
+            short = [[line[i] for i in kept] for line in lines]
+            text += heading(found["card"]) + table([head[i] for i in kept], short) + origin(file, found, "modes.py")
     return text
 
 
@@ -257,7 +259,7 @@ def pictures(results: Path, file: str, rows: Iterable[Result], folder: str) -> s
     card = Path(file).stem.partition("-")[2]
     text = ""
     for network, precision in dict.fromkeys((row["network"], row["precision"]) for row in rows):
-        name = f"tradeoff-{card}-{network.replace(':', '-')}-{precision}.png"
+        name = picture(card, network, precision)
         if (results / name).exists():
             text += f"![Time against memory: {network}, {precision}]({folder}/{name})\n\n"
     return text

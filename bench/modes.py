@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.rows import RESULTS, Rows, card_of, fill, timed, watched
 from minidnn import Trainer, models, nn, optim
 from minidnn.device.base import Device
+from minidnn.device.measure import SETTLING
 from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError, BudgetError, OutOfDeviceMemory, OutOfPinnedMemory
 from minidnn.graph.graph import Graph, Target
@@ -45,8 +46,8 @@ from minidnn.run.simulator import simulate
 from minidnn.schedule.actions import MEMORY, Launch, Offload, Prefetch, Schedule
 from minidnn.units import format_size, parse_size
 
-SECONDS, WARMING = 1.0, 0.6
-"""Of iterations that are timed, and before: by then a card that computes without pause has slowed its clock."""
+SECONDS, WARMING = 1.0, SETTLING
+"""Of iterations that are timed, and before: by then a card's clock is what its power allows."""
 STEPS = (5, 40)
 """At least and at most so many timed steps, else SECONDS of them: a host that others use too copies at uneven speed."""
 PLANNERS = ("best", "dynprog", "greedy")
@@ -268,7 +269,7 @@ def improvements(rows: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         base_ms = base["ms"] if base is not None and base["fits"] else None
         costs = base_ms is not None and older["ms"] > base_ms * (1 + NOISE)
         case = (newer["network"], mode)
-        theirs = PAPER_MS.get(case)
+        theirs = PAPER_MS.get(case) if " fp32 " in setting else None
         yield {
             "setting": setting, "mode": mode, "budget": newer["budget"], "base_ms": base_ms, "vdnn_ms": older["ms"],
             "vdnn++_ms": newer["ms"], "gain": 1 - newer["ms"] / older["ms"],

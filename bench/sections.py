@@ -239,12 +239,12 @@ Time over the lower bound, mean over the budgets that a policy can keep (how man
         ("## Memory modes on a GPU", all_modes),
         ("""## Where the link is the limit
 
-Copying is both ways at the rate of the link, computing and copying as measured alone. Where copying takes longer, more
-computation would be free. No schedule in the same memory is faster than the bound.""", limits),
+Computing as measured without copies; copying both ways at the rate of the link. By these times, which are off by as
+much as simulated iterations are, no schedule in the same memory is faster than the bound.""", limits),
         ("""## vDNN++ against vDNN on a GPU
 
 The gain is (vDNN - vDNN++) / vDNN, the relative improvement (vDNN - vDNN++) / (vDNN - base), of their times. Published
-are figures of a GTX 1080 Ti, where the paper prints any.""", gains),
+are figures of a GTX 1080 Ti in fp32, where the paper prints any.""", gains),
         ("""## Beside PyTorch
 
 The same networks on the same card: an iteration with the copy of its batch, and device memory in use at

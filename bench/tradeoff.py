@@ -77,6 +77,12 @@ def _mode(row: Mapping[str, Any]) -> Point | None:
     return Point(family, setting, said["ms"], said["peak_bytes"], fits=False) if said else None
 
 
+def picture(card: str, network: str, precision: str) -> str:
+    """The plot's file name, for either bench's name of the network."""
+    model, _, batch = network.rpartition(":")
+    return f"tradeoff-{card}-{SAME.get(model, model)}-{batch}-{precision}.png"
+
+
 FEW = 4
 """Fewer points are no plot."""
 WIDE = 4
@@ -97,9 +103,12 @@ def draw(title: str, found: list[Point], path: Path) -> None:
             [p.nbytes / GiB for p in own], [p.ms for p in own], marker=marker, markersize=5, color=colour, label=way,
             linestyle="-" if joined else "none", linewidth=0.7, alpha=0.85,
         )  # fmt: skip
-        for p in own:
-            axes.annotate(p.setting, (p.nbytes / GiB, p.ms), (3, 3), textcoords="offset points", fontsize=4.5,
-                          color=colour)  # fmt: skip
+        labels: dict[tuple[str, str], list[Point]] = {}
+        for p in own:  # those that lie on each other share a label
+            labels.setdefault((f"{p.nbytes / GiB:.1f}", f"{p.ms:.2g}"), []).append(p)
+        for p, *others in labels.values():
+            text = ", ".join(q.setting for q in (p, *others))
+            axes.annotate(text, (p.nbytes / GiB, p.ms), (3, 3), textcoords="offset points", fontsize=4.5, color=colour)
         beyond = [p for p in found if p.way == way and not p.fits]
         axes.plot([p.nbytes / GiB for p in beyond], [p.ms for p in beyond], marker="$\\otimes$", markersize=7,
                   color=colour, linestyle="none")  # fmt: skip
@@ -135,7 +144,7 @@ def written(results: Path, out: Path) -> Iterator[Path]:
     for card in cards:
         modes, peers = (_rows(results / f"{kind}-{card}.json") for kind in ("modes", "peers"))
         for (network, precision), found in points(modes, peers).items():
-            path = out / f"tradeoff-{card}-{network.replace(':', '-')}-{precision}.png"
+            path = out / picture(card, network, precision)
             for peer, best, times in ratios(found):
                 print(
                     f"{network} {precision}: {peer.way} {peer.setting} {peer.ms:.1f} ms, {peer.nbytes / GiB:.2f} GiB; "

@@ -29,7 +29,7 @@ BATCHED = ("x", "y", "dy", "dx", "mask")
 SPLITS = (4, 16)
 """Into at most so many parts a batch is split. cuDNN's Winograd and FFT engines want workspaces in proportion to it."""
 FORMAT = 8
-"""Of the store: one that knows no unfolded plans is looked at as if there were none."""
+"""Of the store: one that was written by other rules of measuring counts as empty."""
 
 
 def variant_of(name: str) -> str:

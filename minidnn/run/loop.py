@@ -110,6 +110,7 @@ def evaluate(trainer: Trainer, data: Data | Dataset) -> dict[str, float]:
     dataset = (data.test or data.train) if isinstance(data, Data) else _dataset(data)
     trainer.check_usable()
     _check_data(trainer, dataset)
+    _announce(trainer, dataset, train=False)
     totals = Totals()
     with Loader(dataset, trainer.batch, trainer._slots, shuffle=False) as batches:
         for slot, rows in batches:
@@ -143,8 +144,7 @@ class _Run:
         for dataset, train in ((self.data.train, True), (self.data.test, False)):
             if dataset is not None:
                 _check_data(trainer, dataset)
-                if len(dataset) % trainer.batch:  # the last batch is partial: plan it, so that it cannot break a budget
-                    trainer.announce(len(dataset) % trainer.batch, train)
+                _announce(trainer, dataset, train)
         if resume is not None:
             self.resume(resume)
         else:
@@ -318,6 +318,12 @@ def _dataset(data: Dataset) -> Dataset:
     if not all(hasattr(data, name) for name in ("read", "input_shape", "classes", "__len__")):
         raise ArgumentError(f"data is {shown(data)}; give what open_data or from_arrays return, or a Dataset")
     return data
+
+
+def _announce(trainer: Trainer, dataset: Dataset, train: bool) -> None:
+    """Plan the last batch of a data set, where that is partial, so that it cannot break a budget."""
+    if len(dataset) % trainer.batch:
+        trainer.announce(len(dataset) % trainer.batch, train)
 
 
 def _check_data(trainer: Trainer, dataset: Dataset) -> None:

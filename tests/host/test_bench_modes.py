@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench import modes
 from bench.modes import Spec, improvements, main, misses, specs
-from bench.rows import Rows
+from bench.rows import Rows, timed
 from bench.tradeoff import Point, points, ratios, written
 
 SETTING = "smallvgg:32 fp32 native"
@@ -18,8 +19,9 @@ SETTING = "smallvgg:32 fp32 native"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two timed steps a row."""
+    """Two timed steps a row, and few before."""
     monkeypatch.setattr(modes, "STEPS", (2, 2))
+    monkeypatch.setattr(modes, "WARMING", 0.0)
 
 
 def bench(out: Path, *more: str) -> dict[str, Any]:
@@ -57,6 +59,21 @@ def test_budgets_have_names_and_refusals_are_rows(tmp_path: Path, monkeypatch: p
     assert (refused["fits"], refused["budget_bytes"]) == (False, 2**20)
     assert refused["needed_bytes"] > 2**20
     assert "needs at least" in refused["reason"]
+
+
+def test_a_row_is_measured_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of iterations of 2 ms, 0.1 s are 50."""
+    counts: list[int] = []
+
+    def times(trainer: object, steps: int, issued: list[float] | None = None) -> list[float]:
+        counts.append(steps)
+        if issued is not None:
+            issued.extend([1.0] * steps)
+        return [2.0] * steps
+
+    monkeypatch.setattr("bench.rows.iteration_times", times)
+    found = timed(SimpleNamespace(batch=8), 0.02, (2, 40), 0.1)  # type: ignore[arg-type]
+    assert (counts, found["steps"], found["ms"]) == ([1, 50, 10], 10, 2.0)
 
 
 def test_no_row_begins_without_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
