@@ -7,7 +7,7 @@ launchers for ops. Everything above it is the same for the host emulator and a G
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -36,6 +36,19 @@ class Operand:
 
     tensor: Tensor
     offset: int  # in the arena, bytes
+
+
+def by_argument(bound: Iterable[tuple[str, Operand]]) -> dict[str, Operand | list[Operand]]:
+    """What a launcher takes: argument name -> operand; arguments written `w[]` become lists."""
+    found: dict[str, Operand | list[Operand]] = {}
+    for argument, operand in bound:
+        if argument.endswith("[]"):
+            items = found.setdefault(argument[:-2], [])
+            assert isinstance(items, list)
+            items.append(operand)
+        else:
+            found[argument] = operand
+    return found
 
 
 @dataclass(frozen=True, slots=True)

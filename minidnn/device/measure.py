@@ -13,7 +13,16 @@ from time import perf_counter, sleep
 import ml_dtypes
 import numpy as np
 
-from minidnn.device.base import Device, Event, Launcher, Operand, Region, Stream, numpy_dtype
+from minidnn.device.base import (
+    Device,
+    Event,
+    Launcher,
+    Operand,
+    Region,
+    Stream,
+    by_argument,
+    numpy_dtype,
+)
 from minidnn.graph.graph import Graph
 from minidnn.graph.op import Op
 from minidnn.graph.tensor import Role, Tensor
@@ -298,16 +307,7 @@ def _bound(device: Device, graph: Graph, op: Op, scratch: int, arena: Region, st
 
 def _operands(graph: Graph, op: Op, places: Mapping[str, int]) -> dict[str, Operand | list[Operand]]:
     """The op's arguments at those offsets."""
-    operands: dict[str, Operand | list[Operand]] = {}
-    for argument, name in op.bindings:
-        operand = Operand(graph.tensors[name], places[name])
-        if argument.endswith("[]"):
-            items = operands.setdefault(argument[:-2], [])
-            assert isinstance(items, list)
-            items.append(operand)
-        else:
-            operands[argument] = operand
-    return operands
+    return by_argument((argument, Operand(graph.tensors[name], places[name])) for argument, name in op.bindings)
 
 
 def _content(tensor: Tensor) -> str:

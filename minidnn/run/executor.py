@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from minidnn.codec import PackedMemory
-from minidnn.device.base import Device, Event, Operand, Region
+from minidnn.device.base import Device, Event, Operand, Region, by_argument
 from minidnn.errors import DeviceError, raise_at
 from minidnn.graph.tensor import Tensor
 from minidnn.run.packing import Packer
@@ -209,14 +209,5 @@ class Executor:
 def bind(
     action: Launch, tensors: Mapping[str, Tensor], offset: Callable[[Buffer], int]
 ) -> dict[str, Operand | list[Operand]]:
-    """Argument name -> operand; arguments written `w[]` become lists."""
-    operands: dict[str, Operand | list[Operand]] = {}
-    for argument, buffer in action.operands:
-        operand = Operand(tensors[buffer.tensor], offset(buffer))
-        if argument.endswith("[]"):
-            items = operands.setdefault(argument[:-2], [])
-            assert isinstance(items, list)
-            items.append(operand)
-        else:
-            operands[argument] = operand
-    return operands
+    """The operands of a launch."""
+    return by_argument((argument, Operand(tensors[b.tensor], offset(b))) for argument, b in action.operands)

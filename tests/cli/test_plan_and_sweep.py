@@ -33,6 +33,16 @@ def test_a_plan_says_what_leaves_and_what_it_costs() -> None:
         assert word in text
 
 
+def test_of_a_mode_with_a_set_the_set_is_the_reason() -> None:
+    found = json_of(*PLAN, "--policy", "vdnn:conv")
+    assert {a["why"] for a in found["activations"] if a["offloaded"]} == {"it is in the set of vdnn:conv"}
+
+
+def test_times_of_no_card_are_said_to_be_that() -> None:
+    assert "these times are nominal, those of no card: give --gpu NAME" in succeed("plan", "smallvgg")
+    assert "nominal" not in succeed(*PLAN)
+
+
 def test_the_smallest_budget_is_planned_and_one_byte_less_refused() -> None:
     least = needed()
     assert json_of(*PLAN, "--budget", str(least))["peak_bytes"] == least

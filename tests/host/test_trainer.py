@@ -327,6 +327,26 @@ def test_an_evaluation_that_fails_can_be_repeated_and_training_goes_on() -> None
         assert state(opened) == fitted(2)
 
 
+def test_an_evaluation_plans_its_partial_batch_before_it_reads_any() -> None:
+    planned: list[set[int]] = []
+
+    class Looking:
+        """Images of zeros; at each read, what is planned."""
+
+        input_shape, classes = (2, 9, 7), 4
+
+        def __len__(self) -> int:
+            return 7
+
+        def read(self, indices: Any, x_out: Any, y_out: Any) -> None:
+            planned.append({rows for purpose, rows in opened.programs.schedules if not purpose.train})
+            x_out[...], y_out[...] = 0.0, 0
+
+    with trainer() as opened:
+        opened.evaluate(Looking())
+    assert all({5, 2} <= rows for rows in planned)
+
+
 class Interrupting:
     """Data that send a real Ctrl-C to the process from the loader's thread, at one of the reads."""
 
