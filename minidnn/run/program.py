@@ -284,14 +284,12 @@ class Programs:
         mode, budget = self.recipe.mode, self.recipe.options.budget
         assert budget is not None
         needed = self._smallest(mode, purposes, rows)
-        others = {}
-        for name in ALTERNATIVES:
-            with suppress(BudgetError):  # a fit heuristic need not serve every mode
-                others[name] = self._smallest(parse_mode(name), purposes, rows)
-        fitting = [name for name, nbytes in others.items() if nbytes <= budget]
-        if not fitting:  # planning for the least takes longer than the others together
-            others[PLANNER] = self._smallest(parse_mode(PLANNER), purposes, rows)
-            fitting = [PLANNER] if others[PLANNER] <= budget else []
+        others, fitting = {}, list[str]()
+        for names in (ALTERNATIVES, PLANNING):
+            for name in () if fitting else names:
+                with suppress(BudgetError):  # a fit heuristic need not serve every mode
+                    others[name] = self._smallest(parse_mode(name), purposes, rows)
+            fitting = [name for name, nbytes in others.items() if nbytes <= budget]
         others.setdefault(str(mode), needed)
         least = min(others, key=lambda name: others[name])
         advice = f"modes that fit: {', '.join(fitting)}"
@@ -314,8 +312,8 @@ def _discipline(executor: Executor) -> tuple[bool, bool]:
 
 ALTERNATIVES = ("base", "keep", "vdnn++:conv", "vdnn++:all", "base(m)", "keep(m)", "vdnn++:conv(m)", "vdnn++:all(m)")
 """Modes that a refusal compares, the fastest first."""
-PLANNER = "best"
-"""The one that it names where none of those fits."""
+PLANNING = ("best",)
+"""And those that it compares where none of these fits: planning takes longer."""
 
 
 def _first_fitting(
