@@ -10,7 +10,7 @@ from typing import Any
 
 from minidnn.cli.options import Console, drawing, output, writing
 from minidnn.errors import ArgumentError, BudgetError
-from minidnn.plan.registry import parse_mode
+from minidnn.plan.registry import PLANNERS, parse_mode
 from minidnn.run.choose import Options
 from minidnn.run.compare import DEFAULT_MODES, ModeResult
 from minidnn.run.timeline import save_trace
@@ -36,7 +36,7 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
 
 def modes_of(args: argparse.Namespace) -> tuple[str, ...]:
     """The modes asked for; each is parsed at once, so that a typing error costs no run."""
-    modes = DEFAULT_MODES if args.modes is None else tuple(filter(None, re.split(r"[,\s]+", args.modes)))
+    modes = _default(args) if args.modes is None else tuple(filter(None, re.split(r"[,\s]+", args.modes)))
     if not modes:
         raise ArgumentError(f"--modes is {args.modes!r}; name at least one mode, such as base,vdnn++:conv(p)")
     for mode in modes:
@@ -47,6 +47,11 @@ def modes_of(args: argparse.Namespace) -> tuple[str, ...]:
         if file is not None and name != files.setdefault(os.path.realpath(file), name):
             raise ArgumentError(f"--{name} {file} is what --{files[os.path.realpath(file)]} names; give another file")
     return tuple(dict.fromkeys(modes))
+
+
+def _default(args: argparse.Namespace) -> tuple[str, ...]:
+    """All modes that the placement can have: planners say where everything lies."""
+    return tuple(m for m in DEFAULT_MODES if args.placement == "planned" or parse_mode(m).family not in PLANNERS)
 
 
 def options_of(args: argparse.Namespace, density: Mapping[str, float] | None = None) -> Options:

@@ -19,7 +19,7 @@ from minidnn.nn.loss import Loss
 from minidnn.nn.sequential import Sequential
 from minidnn.optim import Optimizer
 from minidnn.plan.mode import Mode
-from minidnn.plan.registry import FIXED_SETS, parse_mode
+from minidnn.plan.registry import FIXED_SETS, PLANNERS, parse_mode
 from minidnn.profile.profile import Profile
 from minidnn.run.choose import Options, Score, choose, offered, smallest
 from minidnn.run.executor import Executor
@@ -284,18 +284,21 @@ class Programs:
         mode, budget = self.recipe.mode, self.recipe.options.budget
         assert budget is not None
         needed = self._smallest(mode, purposes, rows)
-        others, fitting = {}, list[str]()
-        for names in (ALTERNATIVES, PLANNING):
-            for name in () if fitting else names:
-                with suppress(BudgetError):  # a fit heuristic need not serve every mode
-                    others[name] = self._smallest(parse_mode(name), purposes, rows)
-            fitting = [name for name, nbytes in others.items() if nbytes <= budget]
-        others.setdefault(str(mode), needed)
-        least = min(others, key=lambda name: others[name])
-        advice = f"modes that fit: {', '.join(fitting)}"
-        if not fitting:
-            less = f", {least} needs the least, {others[least]} bytes ({format_size(others[least])})"
-            advice = "no mode fits" + (less if others[least] < needed else "")
+        others = {}
+        for name in ALTERNATIVES:
+            with suppress(BudgetError):  # a fit heuristic need not serve every mode
+                others[name] = self._smallest(parse_mode(name), purposes, rows)
+        fitting = [name for name, nbytes in others.items() if nbytes <= budget]
+        least = min(others, key=lambda name: others[name], default="")
+        if fitting:
+            advice = f"modes that fit: {', '.join(fitting)}"
+        elif least and others[least] < needed:
+            size = f"{others[least]} bytes ({format_size(others[least])})"
+            advice = f"base, keep and vdnn++ do not fit, {least} needs the least of them, {size}"
+        else:
+            advice = "base, keep and vdnn++ do not fit either"
+        if not fitting and mode.family not in PLANNERS and self.recipe.options.placement == "planned":
+            advice += "; best may, it plans for the budget"  # to find out takes longer than all of the others
         return BudgetError(
             f"memory mode {mode} at batch {rows} needs at least {needed} bytes ({format_size(needed)}); the budget is "
             f"{budget} bytes ({format_size(budget)}); {advice}",
@@ -312,8 +315,6 @@ def _discipline(executor: Executor) -> tuple[bool, bool]:
 
 ALTERNATIVES = ("base", "keep", "vdnn++:conv", "vdnn++:all", "base(m)", "keep(m)", "vdnn++:conv(m)", "vdnn++:all(m)")
 """Modes that a refusal compares, the fastest first."""
-PLANNING = ("best",)
-"""And those that it compares where none of these fits: planning takes longer."""
 
 
 def _first_fitting(

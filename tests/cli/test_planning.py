@@ -189,6 +189,15 @@ def test_compare_under_other_interleavings(interleaving: str) -> None:
     assert len({row["gradient_sha256"] for row in found["modes"]}) == 1
 
 
+def test_all_modes_are_compared_but_for_planners_where_placement_is_live() -> None:
+    arguments = ("simulate", "smallvgg", "--gpu", "k40", "--batch", "8")
+    planned, live = (by_mode(json_of(*arguments, "--placement", kind)) for kind in ("planned", "live"))
+    assert list(planned) == [*live, "best"]
+    said = refuse("train", "smallvgg", "--device", "host", "--placement", "live", "--budget", "1KiB")
+    assert "base, keep and vdnn++ do not fit" in said
+    assert "best" not in said
+
+
 def test_where_no_mode_fits_nothing_is_written_and_one_sentence_says_so(tmp_path: Path) -> None:
     files = [part for kind in ("plot", "trace", "html") for part in (f"--{kind}", str(tmp_path / kind))]
     done = minidnn("simulate", "smallvgg", "--gpu", "k40", "--budget", "1KiB", "--modes", "base,keep", *files)

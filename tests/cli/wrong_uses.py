@@ -145,7 +145,8 @@ USES = (
         "--help)"),
     Use("minidnn train smallnet --device host --batch 64 --budget 100KiB", "BudgetError",
         "memory mode base at batch 64 needs at least 4386304 bytes (4.2 MiB); the budget is 102400 bytes (100.0 "
-        "KiB); no mode fits, best needs the least, 1869824 bytes (1.8 MiB)"),
+        "KiB); base, keep and vdnn++ do not fit, vdnn++:all needs the least of them, 2884096 bytes (2.8 MiB); best "
+        "may, it plans for the budget"),
     Use("minidnn train smallnet --budget -8GiB", "ArgumentError",
         "--budget: '-8GiB' is below 0; write a size such as 8GiB"),
     Use("minidnn train smallnet --schedule 0:0.1", "ArgumentError",
@@ -344,7 +345,7 @@ USES = (
         "optimizer is 0.1; it must be an object such as optim.SGD(lr=0.1)"),
     Use('Trainer(net, loss, sgd, batch=64, memory="vdnn", budget="10KiB", device="host")', "BudgetError",
         "memory mode vdnn at batch 64 needs at least 31232 bytes (30.5 KiB); the budget is 10240 bytes (10.0 "
-        "KiB); no mode fits, ... needs the least, ..."),
+        "KiB); base, keep and vdnn++ do not fit..."),
     Use("trainer.step(x[:, :, :5], y)", "ArgumentError",
         "x has shape [4, 1, 5, 6]; expected 1 to 4 rows of [1, 6, 6]"),
     Use("trainer.step(x, y + 1)", "DataError",

@@ -180,7 +180,7 @@ def test_an_empty_test_folder_is_named(tmp_path: Path) -> None:
 
 def test_an_image_folder_needs_an_input_shape_of_1_or_3_channels(tmp_path: Path) -> None:
     make_folder(tmp_path, 1)
-    with pytest.raises(ArgumentError, match="are images of any size; add an input shape, such as 3x224x224"):
+    with pytest.raises(ArgumentError, match="are images of any size; give --input CxHxW"):
         open_data(str(tmp_path))
     with pytest.raises(
         ArgumentError, match=r"input shape has 4 channels; image folders give 3 \(colour\) or 1 \(grey\)"
