@@ -44,7 +44,7 @@ def modes(results: Path) -> str:
         [name, *(mode_cell(rows.get((name, *column))) for column in columns)]
         for name in dict.fromkeys(key[0] for key in rows)
     ]
-    head = ["network, batch", *(f"`{mode}`{f' in {budget}' if budget else ''}" for mode, budget in columns)]
+    head = ["network, batch", *(titled(*column) for column in columns)]
     text = heading(found["card"]) + pictures(results, file, list(found["rows"].values())[:1], "bench/results")
     text += table(head, lines) + accuracy(found["rows"].values()) + origin(file, found, "modes.py")
     names = " and ".join(other["card"] for _, other in others)
@@ -78,9 +78,9 @@ def limits(results: Path) -> str:
             bounds = row.get("bounds")
             if row["mode"] not in OFFLOADING or not (row["fits"] and row["offloaded_bytes"] and bounds):
                 continue
-            name = f"`{row['mode']}`" + (f" in {row['budget']}" if row["budget"] else "")
             computing, copying = bounds["compute_ms"], bounds["out_ms"] + bounds["back_ms"]
             times = map(milliseconds, (computing, copying, bounds["ms"], row["ms"]))
+            name = titled(row["mode"], row["budget"])
             longer = "copying" if copying > computing else "computing"
             lines.append([setting(row), name, *times, longer, f"{row['ms'] / bounds['ms']:.2f}"])
         if lines:
@@ -251,6 +251,11 @@ def setting(row: Result) -> str:
     """Network, batch, precision and graph of a row of the modes bench."""
     network = row["network"].rpartition(":")[0]
     return f"{network} ({row['batch']}), {row['precision']}, {row['target']}"
+
+
+def titled(mode: str, budget: str) -> str:
+    """A mode and the name of its budget, if it has one."""
+    return f"`{mode}`" + (f" in {budget}" if budget else "")
 
 
 def pictures(results: Path, file: str, rows: Iterable[Result], folder: str) -> str:

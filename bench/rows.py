@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -88,7 +89,7 @@ def timed(trainer: Trainer, seconds: float, steps: tuple[int, int], warming: flo
     `warming`: seconds of iterations before."""
     (rough,) = iteration_times(trainer, 1)
     if rough < SLOW_MS:
-        rough = statistics.median(iteration_times(trainer, max(WARM_UP, int(warming * 1e3 / max(rough, 1e-3)))))
+        rough = statistics.median(iteration_times(trainer, steps_for(rough, warming, (WARM_UP, sys.maxsize))))
     issued: list[float] = []
     times = iteration_times(trainer, steps_for(rough, seconds, steps), issued)
     return {**summary(times, trainer.batch), "host_ms": statistics.median(issued)}

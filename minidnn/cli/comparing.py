@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,11 +40,6 @@ def modes_of(args: argparse.Namespace) -> tuple[str, ...]:
         raise ArgumentError(f"--modes is {args.modes!r}; name at least one mode, such as base,vdnn++:conv(p)")
     for mode in modes:
         parse_mode(mode)
-    files: dict[str, str] = {}
-    for name in FILES:
-        file = getattr(args, name)
-        if file is not None and name != files.setdefault(os.path.realpath(file), name):
-            raise ArgumentError(f"--{name} {file} is what --{files[os.path.realpath(file)]} names; give another file")
     return tuple(dict.fromkeys(modes))
 
 

@@ -77,9 +77,10 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     check_rule(args.mode, profile)
     fit = "best-fit" if args.fit is None else args.fit
     compress = "all" if args.compress == "off" and args.density is not None else args.compress
+    room = card_memory(args)
     found, schedule = footprint(
         graph, args.mode, profile, order=args.order, fit=fit, compress=compress, density=densities(args, graph),
-        budget=card_memory(args),
+        budget=room,
     )  # fmt: skip
     if args.budget is not None and schedule.peak_bytes > args.budget:
         raise BudgetError(
@@ -91,7 +92,6 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     console.say(f"{args.model}, batch {args.batch}, {args.mode}, {args.order}, {graph_name}")
     sizes = {"persistent_bytes": schedule.persistent_bytes, "peak_bytes": schedule.peak_bytes}
     console.say(_table({**found.as_dict(), **sizes}, fit))
-    room = card_memory(args)
     if room is not None:
         fits = "fits" if schedule.peak_bytes <= room else "does not fit"
         console.say(f"{fits} {args.gpu or 'the budget'}, which has {format_size(room)}")

@@ -59,7 +59,20 @@ class Parser(argparse.ArgumentParser):
             option, equals, value = argument.partition("=")
             if equals and option.startswith("-") and value == "--":
                 raise ArgumentError(f"{option} is '--', which is no value; write one, or leave {option} out")
-        return super().parse_known_args(args, namespace)
+        found = super().parse_known_args(args, namespace)
+        self._check_files(found[0])
+        return found
+
+    def _check_files(self, namespace: argparse.Namespace) -> None:
+        """Refuse two options that name the same file to write: one would be lost."""
+        named: dict[str, str] = {}
+        for action in self._actions:
+            file = getattr(namespace, action.dest) if action.type in (output, drawing) else None
+            if file is not None:
+                option = action.option_strings[-1]
+                first = named.setdefault(os.path.realpath(file), option)
+                if first != option:
+                    raise ArgumentError(f"{option} {file} is what {first} names; give another file")
 
     def error(self, message: str) -> NoReturn:
         raise ArgumentError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")

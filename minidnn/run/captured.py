@@ -9,7 +9,6 @@ from functools import partial
 
 from minidnn.device.base import Device, Launcher, Region
 from minidnn.errors import ArgumentError, raise_at
-from minidnn.graph.tensor import Role
 from minidnn.run.executor import Executor
 from minidnn.run.slot import BatchSlot
 from minidnn.schedule.actions import COMPUTE, H2D, HOST, Launch, Schedule, Wait
@@ -44,9 +43,7 @@ class CapturedExecutor(Executor):
     def _until_read(self) -> tuple[int, int]:
         """The token that an early batch has been read, and the number of steps until it is signalled; -1 and 0 where
         no batch comes early, or more than one op reads it."""
-        tensors, actions = self.schedule.graph.tensors, self.schedule.actions
-        early = any(tensors[b.tensor].role is Role.INPUT for b in self.schedule.persistent)
-        for action in reversed(actions if early else ()):
+        for action in reversed(self.schedule.actions if self.schedule.early else ()):
             if isinstance(action, Wait) and action.lane == H2D:
                 (read,) = action.waits
                 at = next(i for i, (step, _, _) in enumerate(self._plain) if step.signal == read)

@@ -45,13 +45,13 @@ def decisions(schedule: Schedule, profile: Profile, pool: int) -> Iterator[Decis
     fetched = {name: start for start, tensors in plan.prefetch.items() for name in tensors}
     absences = {m.name: (plan.free_before.get(m.name, m.left + 1), fetched.get(m.name, m.needed)) for m in away}
     held = _held(schedule, outline, absences)
+    fixed = parse_mode(plan.mode).family in FIXED_SETS
     for m in outline.movable:
         if m.name not in absences:
             why = "small: a copy would gain nothing" if m not in outline.worthwhile else "there is room for it"
             yield Decision(m.name, m.nbytes, False, None, None, None, names[m.needed], why)
             continue
         until, back = absences[m.name]
-        fixed = parse_mode(plan.mode).family in FIXED_SETS
         why = f"it is in the set of {plan.mode}" if fixed else _reason(m, range(until, back), held, names, pool)
         yield Decision(
             m.name, m.nbytes, True, names[m.made] if m.out_bytes else None, names[min(until, len(names) - 1)],

@@ -14,7 +14,6 @@ from minidnn.device.base import Device, Region
 from minidnn.errors import BudgetError
 from minidnn.graph.build import build
 from minidnn.graph.graph import Graph, Target
-from minidnn.graph.tensor import Role
 from minidnn.nn.loss import Loss
 from minidnn.nn.sequential import Sequential
 from minidnn.optim import Optimizer
@@ -308,9 +307,7 @@ class Programs:
 
 def _discipline(executor: Executor) -> tuple[bool, bool]:
     """How an iteration waits: on the host or not, and whether its batch may come before the one in front has ended."""
-    schedule = executor.schedule
-    early = any(schedule.graph.tensors[b.tensor].role is Role.INPUT for b in schedule.persistent)
-    return schedule.plan.sync == "none", early
+    return executor.schedule.plan.sync == "none", executor.schedule.early
 
 
 ALTERNATIVES = ("base", "keep", "vdnn++:conv", "vdnn++:all", "base(m)", "keep(m)", "vdnn++:conv(m)", "vdnn++:all(m)")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from minidnn.graph.tensor import Role
 from minidnn.units import round_up
 
 if TYPE_CHECKING:
@@ -259,6 +260,11 @@ class Schedule:
             if isinstance(action, Offload) and action.host.kind == "pinned":
                 end = round_up(end, PINNED_ALIGNMENT) + action.host.nbytes
         return end
+
+    @cached_property
+    def early(self) -> bool:
+        """Whether the batch has a place for good, so that it may come in before the iteration in front has ended."""
+        return any(self.graph.tensors[b.tensor].role is Role.INPUT for b in self.persistent)
 
     @cached_property
     def lanes(self) -> tuple[str, ...]:

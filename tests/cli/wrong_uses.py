@@ -260,6 +260,8 @@ USES = (
         "mode 'best' weighs times; give --gpu NAME (such as v100 or h100) or --profile FILE"),
     Use("minidnn simulate smallvgg --gpu k40 --trace out --html out", "ArgumentError",
         "--html out is what --trace names; give another file"),
+    Use("minidnn memory smallvgg --save-trace out --plot ./out", "ArgumentError",
+        "--plot ./out is what --save-trace names; give another file"),
     Use("minidnn memory smallvgg --fit tight", "ArgumentError",
         "fit is 'tight'; it must be one of best-fit, first-fit, exact-then-first, worst-fit, high-end, "
         "high-end-offloaded"),
