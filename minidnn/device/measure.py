@@ -56,8 +56,8 @@ In every round it is other launches that follow a wait, and the median forgets t
 ISSUES = 64
 """Events that are recorded to see what an action costs the host."""
 SETTLING, WATCHED = 2.0, 1.0
-"""Seconds of an iteration's work until a card's clock is what its power allows (at first it is slowed by more: after
-0.8 s, by a tenth more), and seconds that are watched then, since it never comes to rest."""
+"""Seconds of an iteration's work until a card's clock is what its power allows (at first it is slowed by more), and
+seconds that are watched then, since it never comes to rest."""
 BLOCK = 2**20
 _CONTENTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "activations": lambda noise: np.maximum(noise, 0.0), "weights": lambda noise: noise, "integers": np.zeros_like
