@@ -11,8 +11,9 @@ import pytest
 
 from bench import modes
 from bench.modes import Spec, improvements, main, misses, specs
-from bench.rows import Rows, timed
+from bench.rows import Rows, pinned_again, timed
 from bench.tradeoff import Point, points, ratios, written
+from minidnn.device.host import HostDevice
 
 SETTING = "smallvgg:32 fp32 native"
 
@@ -165,3 +166,21 @@ def test_what_the_plan_promises_of_conv_is_held_against_the_rows() -> None:
             "vgg16:256 fp32 native: vdnn++:conv(p)": row("vdnn++:conv(p)", ms, nbytes),
         }
         assert len(list(misses(rows, []))) == missed
+
+
+def test_pinned_memory_of_a_row_serves_the_next() -> None:
+    with HostDevice() as device:
+        with pinned_again(device):
+            large, small = device.pinned(1000), device.pinned(10)
+            device.give_back(large)
+            device.give_back(small)
+            again = [device.pinned(8), device.pinned(700)]
+            assert [region.address for region in again] == [small.address, large.address]
+            assert [region.nbytes for region in again] == [8, 700]
+            assert device.memory_info().pinned == 1010, "none was taken"
+            device.give_back(again[1])
+            more = device.pinned(2000)
+            assert device.memory_info().pinned == 2010, "the largest made room"
+            device.give_back(more)
+            device.give_back(again[0])
+        assert device.memory_info().pinned == 0
