@@ -163,7 +163,7 @@ class Programs:
                 (mode, replace(o, budget=room, pinned=self.pinned_bytes)) for o in (options, placed) for mode in modes
             ]
         # Of several candidates (dyn) the fastest is found by running them, before anything else has memory.
-        with Timer(self.device) as timer:
+        with Timer(self.device, profile) as timer:
             score = timer if purpose.train and self.arena is None else None
             return _first_fitting(graph, ways, profile, self.persistent or None, score)
 

@@ -14,7 +14,7 @@ import pytest
 from minidnn import nn, optim
 from minidnn.cli.compare import Batches
 from minidnn.data import from_arrays
-from minidnn.device.base import Region
+from minidnn.device.base import Device, Region
 from minidnn.device.host import HostDevice
 from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError, ScheduleError
@@ -33,7 +33,7 @@ from minidnn.run.record import Recorder
 from minidnn.run.simulator import simulate
 from minidnn.run.timing import Timer
 from minidnn.run.trainer import Trainer
-from minidnn.schedule.actions import Launch, Offload, Prefetch
+from minidnn.schedule.actions import Launch, Offload, Prefetch, Schedule
 
 MiB = 2**20
 
@@ -164,7 +164,7 @@ def test_timing_a_schedule_gives_all_memory_back() -> None:
             taken.append(nbytes)
             return pinned(nbytes)
 
-        with patch.object(device, "pinned", take), Timer(device) as ms:
+        with patch.object(device, "pinned", take), Timer(device, device.profile(graph)) as ms:
             times = {mode: ms(schedule) for mode, schedule in found.items()}
             assert min(times.values()) > 0
             assert ms(found["base"]) == times["base"], "the same work is timed once"
@@ -180,17 +180,38 @@ def test_slow_schedules_are_timed_once(monkeypatch: pytest.MonkeyPatch, slow_ms:
     runs = []
     monkeypatch.setattr("minidnn.run.timing.SLOW_MS", slow_ms)
     monkeypatch.setattr("minidnn.run.executor.Executor.run", lambda *arguments: runs.append(arguments))
-    with HostDevice() as device, Timer(device) as ms:
+    with HostDevice() as device, Timer(device, device.profile(graph)) as ms:
         ms(choose(graph, "base(m)", device.profile(graph)))
     assert len(runs) == iterations
 
 
 def test_what_has_no_room_is_infinitely_slow() -> None:
     graph = build(create("smallvgg"), nn.CrossEntropyLoss(), (8, 1, 8, 8), optimizer=optim.SGD(0.1))
-    with HostDevice(memory=1000) as device, Timer(device) as ms:
+    with HostDevice(memory=1000) as device, Timer(device, device.profile(graph)) as ms:
         assert ms(choose(graph, "vdnn++:all(m)", device.profile(graph))) == inf
         assert device.memory_info().pinned > 0
     assert device.memory_info().pinned == 0
+
+
+def test_what_is_clearly_slower_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of dyn's ten candidates the card runs one where copies take so long that the order is plain."""
+    net = create("smallvgg")
+    graph = build(net, nn.CrossEntropyLoss(), (8, 1, 8, 8), optimizer=optim.SGD(0.1))
+    timed: list[Schedule] = []
+
+    def time(device: Device, schedule: Schedule, slab: Region | None) -> float:
+        timed.append(schedule)
+        return simulate(schedule, profile).iteration_ms * 1.04
+
+    monkeypatch.setattr("minidnn.run.timing.time_schedule", time)
+    fast = modelled(graph, "v100")
+    for link, expected in ((Link(1e6, 1e6), 1), (Link(1e15, 1e15), 4)):
+        profile = replace(fast, link=link)
+        with HostDevice() as device, Timer(device, profile) as ms:
+            chosen = choose(graph, "vdnn++:dyn", profile, Options(), score=ms)
+        assert not chosen.plan.offload or link.d2h == 1e15
+        assert len(timed) == expected, "nothing offloaded; and the three sets, where copies take no time"
+        timed.clear()
 
 
 # -- bounds and footprints
