@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from minidnn.cli.options import Console, add_model, add_planning, drawing, writing
-from minidnn.cli.planning import add_source, card_memory, profile_for, training_graph
+from minidnn.cli.planning import add_source, card_memory, heading, profile_for, training_graph
 from minidnn.errors import ArgumentError
 from minidnn.plan.registry import PLANNERS, parse_mode
 from minidnn.profile.nominal import NOMINAL, with_times
@@ -70,6 +70,8 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         "algorithms": {op.name: schedule.plan.algorithm(op).name for op in graph.ops if "conv2d" in op.function},
         "memory": [[ms, nbytes] for ms, nbytes in found.timeline.memory],
     }  # fmt: skip
+    limit = "none" if args.budget is None else format_size(args.budget)
+    console.say(f"{heading(args, graph, profile)}, policy {args.policy}, budget {limit}")
     _say(result, decided, slower, found.timeline, console)
     if args.check:
         from minidnn.schedule.check import verify
@@ -87,11 +89,6 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 def _say(
     result: dict[str, Any], decided: list[Decision], slower: list[Slower], timeline: Timeline, console: Console
 ) -> None:
-    budget = "none" if result["budget"] is None else format_size(result["budget"])
-    console.say(
-        f"{result['model']}, batch {result['batch']}, {result['precision']}, {result['profile']}, policy "
-        f"{result['policy']}, budget {budget}"
-    )
     console.say(_table(decided))
     if result["activations"] and any(d.offloaded for d in decided):
         console.say(LEGEND)

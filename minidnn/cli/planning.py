@@ -21,7 +21,8 @@ from minidnn.run.program import Purpose, Recipe
 from minidnn.units import parse_number
 
 PROFILE_HELP = "times and workspaces that `minidnn profile` measured (JSON)"
-GPU_HELP = "model a GPU instead: gtx970, gtx1080ti, k40, p100, v100, rtx2080ti, a100 or h100"
+GPU_HELP = """model a GPU instead: gtx970, gtx1080ti, k40, p100, v100, rtx2080ti, t4, a100, rtx3090, rtx4090, l4, h100
+    or h200"""
 DENSITY_HELP = """share of values that are not zero, 0 to 1, to predict compression with: a number, or a JSON file of
     numbers by tensor or layer (default: 0.5)"""
 NO_PROFILE = "no profile: memory-optimal algorithms only"
@@ -89,7 +90,7 @@ def training_graphs(
     net = create(args.model, input_shape=args.input)
     if net.input_shape is None:
         raise ArgumentError(f"model {args.model} says no input shape; give --input CxHxW")
-    target = target or _measured_target(args) or Target(args.target or "paper", args.precision)
+    target = target or _measured_target(args) or Target.on_cuda(args.target or "paper", args.precision)
     made: dict[tuple[bool, bool], Graph] = {}
     for mode in modes:
         recipe = Recipe(
@@ -113,6 +114,11 @@ def _measured_target(args: argparse.Namespace) -> Target | None:
             f"add --precision {target.precision}"
         )
     return target
+
+
+def heading(args: argparse.Namespace, graph: Graph, profile: Profile) -> str:
+    """What is planned, of which graph, with whose times."""
+    return f"{args.model}, batch {args.batch}, {args.precision}, {graph.target.name} graph, {profile.source}"
 
 
 def profile_for(args: argparse.Namespace, graph: Graph) -> Profile:

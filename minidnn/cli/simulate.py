@@ -7,7 +7,15 @@ from typing import Any
 
 from minidnn.cli.comparing import add_outputs, check_schedules, modes_of, options_of, rows, say_table, write_files
 from minidnn.cli.options import Console, add_model, add_planning
-from minidnn.cli.planning import add_density, add_source, card_memory, densities, profile_for, training_graphs
+from minidnn.cli.planning import (
+    add_density,
+    add_source,
+    card_memory,
+    densities,
+    heading,
+    profile_for,
+    training_graphs,
+)
 from minidnn.errors import ArgumentError
 from minidnn.profile.profile import Profile
 from minidnn.run.bound import Bound, iteration_bound
@@ -40,7 +48,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             profile = profile_for(args, graph)
             options = options_of(args, densities(args, graph))
             cases[id(graph)] = profile, options, iteration_bound(graph, profile, args.budget)
-            title = f"{args.model}, batch {args.batch}, {args.precision}, {profile.source}"
+            title = heading(args, graph, profile)
             if len(cases) == 1:
                 console.say(title)
         profile, options, bound = cases[id(graph)]

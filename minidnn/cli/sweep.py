@@ -17,7 +17,7 @@ from minidnn.cli.options import (
     number,
     writing,
 )
-from minidnn.cli.planning import add_source, profile_for, training_graph
+from minidnn.cli.planning import add_source, heading, profile_for, training_graph
 from minidnn.errors import ArgumentError
 from minidnn.plan.registry import parse_mode
 from minidnn.profile.nominal import with_times
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         raise ArgumentError(f"--budgets is {args.budgets}; it must be at most {MOST_BUDGETS}")
     graph = training_graph(args, "best")  # all policies are compared on the iteration of planners
     profile = with_times(graph, profile_for(args, graph))
-    title = f"{args.model}, batch {args.batch}, {args.precision}, {profile.source}"
+    title = heading(args, graph, profile)
     console.say(title)
     budgets = budgets_of(graph, profile, args.budgets)
     with bar("planning", len(policies) * len(budgets), console.progress) as done:

@@ -24,7 +24,7 @@ from minidnn.device.cuda_profile import card_profile
 from minidnn.device.cuda_system import Slabs, open_libraries, refuse_allocations
 from minidnn.device.workers import Completion, Workers
 from minidnn.errors import ArgumentError, DeviceError, OutOfDeviceMemory
-from minidnn.graph.graph import Graph
+from minidnn.graph.graph import Graph, Target
 from minidnn.graph.op import Op
 from minidnn.ops.array import Array
 from minidnn.ops.blas import Blas
@@ -107,8 +107,7 @@ class CudaDevice(Device):
         return cache / "minidnn" / f"plans-{re.sub(r'[^A-Za-z0-9]+', '-', self.name)}-{version}.json"
 
     def layout(self, target: str, precision: str) -> str:
-        """Tensor cores want channels innermost; strict fp32 plans are fastest in NCHW."""
-        return "NHWC" if target == "native" and precision in ("tf32", "bf16") else "NCHW"
+        return Target.on_cuda(target, precision).layout
 
     # -- memory --------------------------------------------------------------------------------------------------------
 

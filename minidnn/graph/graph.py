@@ -32,6 +32,12 @@ class Target:
         choice(self.precision, "precision", PRECISIONS)
         choice(self.layout, "layout", ("NCHW", "NHWC"))
 
+    @classmethod
+    def on_cuda(cls, name: str, precision: str) -> Target:
+        """The target in the layout that suits CUDA: tensor cores want channels innermost; strict fp32 is fastest, and
+        the papers' graph is defined, in NCHW."""
+        return cls(name, precision, "NHWC" if name == "native" and precision in ("tf32", "bf16") else "NCHW")
+
     @property
     def fuses_backward(self) -> bool:
         """Whether a ReLU's backward is fused into the op that writes its gradient, and pooling saves an index."""

@@ -41,6 +41,8 @@ class Gpu:
 
 _PCIE3 = "PCIe 3.0 x16, pinned memory: 12.2 to, 12.9 GB/s from a P100 (bandwidthTest, gearshifft pull request 82)"
 _PCIE3_LINK = Link(d2h=12.9e9, h2d=12.2e9)
+_PCIE4 = "PCIe 4.0 x16, measured peak with an A100 (BaM, Qureshi et al. 2023)"
+_PCIE4_LINK = Link(d2h=25e9, h2d=25e9)
 
 _CARDS = (
     Gpu(
@@ -99,13 +101,51 @@ _CARDS = (
         },
     ),
     Gpu(
+        "t4", "T4", {"fp32": 8.1e12}, 16 * GiB, 320e9, _PCIE3_LINK, "cudnn7",
+        {
+            "peak": "NVIDIA T4 data sheet (its matrix units take fp16 alone)",
+            "memory_bytes": "NVIDIA T4 data sheet",
+            "bandwidth": "NVIDIA T4 data sheet",
+            "link": _PCIE3,
+        },
+    ),
+    Gpu(
         "a100", "A100 SXM4 40GB", {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12}, 40 * GiB, 1555e9,
-        Link(d2h=25e9, h2d=25e9), "cudnn9",
+        _PCIE4_LINK, "cudnn9",
         {
             "peak": "NVIDIA A100 data sheet, without sparsity",
             "memory_bytes": "NVIDIA A100 data sheet",
             "bandwidth": "NVIDIA A100 data sheet",
-            "link": "PCIe 4.0 x16, measured peak (BaM, Qureshi et al. 2023)",
+            "link": _PCIE4,
+        },
+    ),
+    Gpu(
+        "rtx3090", "GeForce RTX 3090", {"fp32": 35.6e12, "tf32": 35.6e12, "bf16": 71e12}, 24 * GiB, 936e9,
+        _PCIE4_LINK, "cudnn9",
+        {
+            "peak": "NVIDIA Ampere GA102 whitepaper, without sparsity, fp32 accumulators",
+            "memory_bytes": "NVIDIA Ampere GA102 whitepaper",
+            "bandwidth": "NVIDIA Ampere GA102 whitepaper",
+            "link": _PCIE4,
+        },
+    ),
+    Gpu(
+        "rtx4090", "GeForce RTX 4090", {"fp32": 82.6e12, "tf32": 82.6e12, "bf16": 165.2e12}, 24 * GiB, 1008e9,
+        _PCIE4_LINK, "cudnn9",
+        {
+            "peak": "NVIDIA Ada GPU architecture whitepaper, without sparsity, fp32 accumulators",
+            "memory_bytes": "NVIDIA Ada GPU architecture whitepaper",
+            "bandwidth": "NVIDIA Ada GPU architecture whitepaper",
+            "link": _PCIE4,
+        },
+    ),
+    Gpu(
+        "l4", "L4", {"fp32": 30.3e12, "tf32": 60e12, "bf16": 121e12}, 24 * GiB, 300e9, _PCIE4_LINK, "cudnn9",
+        {
+            "peak": "NVIDIA L4 data sheet, half of what it has with sparsity",
+            "memory_bytes": "NVIDIA L4 data sheet",
+            "bandwidth": "NVIDIA L4 data sheet",
+            "link": _PCIE4,
         },
     ),
     Gpu(
@@ -116,6 +156,16 @@ _CARDS = (
             "memory_bytes": "NVIDIA H100 data sheet",
             "bandwidth": "NVIDIA H100 data sheet",
             "link": "measured: 55 GB/s one way (both ways at once 45 GB/s each, which the model does not know)",
+        },
+    ),
+    Gpu(
+        "h200", "H200 SXM5 141GB", {"fp32": 66.9e12, "tf32": 494.7e12, "bf16": 989.4e12}, 140 * GiB, 4800e9,
+        Link(d2h=55e9, h2d=55e9), "cudnn9",
+        {
+            "peak": "as the H100, whose chip it has (NVIDIA H200 data sheet)",
+            "memory_bytes": "NVIDIA H200 data sheet (141 GB), less what the driver keeps",
+            "bandwidth": "NVIDIA H200 data sheet",
+            "link": "measured: bench/results/modes-NVIDIA-H200.json, bytes over `out_ms` and `back_ms`",
         },
     ),
 )  # fmt: skip

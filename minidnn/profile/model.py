@@ -28,14 +28,15 @@ KERNEL_MS = 0.003
 class Generation:
     """The fractions of the peaks that a generation of kernels reaches.
 
-    `fp32`: direction -> algorithm -> fraction of the fp32 peak; what is absent does not exist. `matrix`: fraction of
-    the matrix units' peak. Both are for deep and wide products: one of depth d and width w reaches d / (d + `depth`)
-    * w / (w + `width`) of them, because each output costs an epilogue and narrow tiles stay part empty. `matmul`:
-    fraction of the peak for a plain matrix product. `traffic`: fraction of the bandwidth by function, "" for others.
+    `fp32`: direction -> algorithm -> fraction of the fp32 peak; what is absent does not exist. `matrix`: by precision
+    and direction, fraction of the matrix units' peak; 1 where absent. Both are for deep and wide products: one of depth
+    d and width w reaches d / (d + `depth`) * w / (w + `width`) of them, because each output costs an epilogue and
+    narrow tiles stay part empty. `matmul`: fraction of the peak for a plain matrix product. `traffic`: fraction of the
+    bandwidth by function, "" for others.
     """
 
     fp32: Mapping[str, Mapping[str, float]]
-    matrix: float
+    matrix: Mapping[tuple[str, str], float]
     matmul: float
     depth: float
     width: float
@@ -61,7 +62,7 @@ GENERATIONS: Mapping[str, Generation] = {
                 "implicit_gemm": 0.265, "precomp_gemm": 0.6, "fft": 0.4, "fft_tiling": 0.4, "winograd_nonfused": 0.65,
             },
         },
-        matrix=0.0, matmul=0.7, depth=107, width=46, matrix_width=0,
+        matrix={}, matmul=0.7, depth=107, width=46, matrix_width=0,
         traffic={"": 0.75, "max_pool2d_forward": 0.35, "max_pool2d_backward": 0.35},
     ),
     # Measured on an H100 with cuDNN 9.19: VGG-16's convolutions at batch 64, matrix products, copies, pooling.
@@ -71,7 +72,7 @@ GENERATIONS: Mapping[str, Generation] = {
             "backward_data": {"implicit_gemm": 0.48, "fft_tiling": 0.75},
             "backward_filter": {"implicit_gemm": 0.48, "winograd_nonfused": 0.6},
         },
-        matrix=1.0, matmul=0.75, depth=42, width=0, matrix_width=72,
+        matrix={("tf32", "backward_filter"): 0.49}, matmul=0.75, depth=42, width=0, matrix_width=72,
         traffic={"": 0.88, "max_pool2d_forward": 0.72, "max_pool2d_backward": 0.45},
     ),
 }  # fmt: skip
@@ -141,7 +142,8 @@ class _Model:
     def on_matrix_units(self, conv: Convolution) -> Algorithm:
         """Implicit GEMM in the target's precision. Matrix units want NHWC: NCHW operands are copied, through a
         workspace of their size (cuDNN's to within 1 %)."""
-        fraction = self.kernels.matrix * conv.shape_factor(self.kernels.depth, self.kernels.matrix_width)
+        fraction = self.kernels.matrix.get((self.graph.target.precision, conv.direction), 1.0)
+        fraction *= conv.shape_factor(self.kernels.depth, self.kernels.matrix_width)
         copied = conv.operands if conv.nchw else 0
         cost = Cost(conv.flops, conv.operands)
         ms = self.ms(cost, fraction * self.rate) + self.ms(Cost(0, 2 * copied), self.rate) * bool(copied)

@@ -282,7 +282,8 @@ USES = (
     Use("minidnn simulate vgg16", "ArgumentError",
         "simulate needs times: give --gpu NAME (such as gtx1080ti or h100) or --profile FILE"),
     Use("minidnn simulate smallvgg --gpu k80", "ArgumentError",
-        "gpu is 'k80'; it must be one of gtx970, gtx1080ti, k40, p100, v100, rtx2080ti, a100, h100"),
+        "gpu is 'k80'; it must be one of gtx970, gtx1080ti, k40, p100, v100, rtx2080ti, t4, a100, rtx3090, "
+        "rtx4090, l4, h100, h200"),
     Use("minidnn simulate smallvgg --gpu k40 --fit tight", "ArgumentError",
         "fit is 'tight'; it must be one of best-fit, first-fit, exact-then-first, worst-fit, high-end, "
         "high-end-offloaded"),
