@@ -28,8 +28,8 @@ MODEL_HELP = """a name that `minidnn models` lists, with options if need be (vgg
 INPUT_HELP = "shape of one input, such as 3x64x64 (default: the model's own)"
 BUDGET_HELP = "device memory that may be used, such as 4GiB (default: that of --gpu, else what the mode needs)"
 PRECISION_HELP = "arithmetic and activations (default: fp32; fp64 on the host alone)"
-TARGET_HELP = """the papers' graph, or the one that CUDA runs, which saves less and fuses more (default: native on CUDA and
-    with a profile measured there, else paper)"""
+TARGET_HELP = """the papers' graph, or the one that CUDA runs, which saves less and fuses more (default: native on CUDA
+    and with a profile measured there, else paper)"""
 ORDER_HELP = "what a layer allocates first in backward (default: prefetch-first)"
 PLACEMENT_HELP = """offsets planned before the run, or the papers' pool, which places while it runs and can get stuck
     (default: planned)"""
