@@ -96,12 +96,13 @@ def gains(results: Path) -> str:
     for file, found in files(results, "modes-*.json"):
         rows = dict(sorted(found["rows"].items(), key=lambda item: place(item[1])))
         lines = [
-            [r["setting"], f"`{r['mode']}`", *(milliseconds(r[k]) for k in ("base_ms", "vdnn_ms", "vdnn++_ms")),
+            [r["setting"], f"`{r['mode']}`", size(r["offloaded_bytes"]),
+             *(milliseconds(r[k]) for k in ("base_ms", "vdnn_ms", "vdnn++_ms")),
              *(share(r[k] and 100 * r[k])
                for k in ("gain", "paper_gain", "relative_improvement", "paper_relative_improvement"))]
             for r in improvements(rows)
         ]  # fmt: skip
-        head = ["network:batch", "mode", "base ms", "vDNN ms", "vDNN++ ms", "gain", "published",
+        head = ["network:batch", "mode", "copied out", "base ms", "vDNN ms", "vDNN++ ms", "gain", "published",
                 "relative improvement", "published"]  # fmt: skip
         kept = [i for i in range(len(head)) if any(line[i] != "-" for line in lines)]
         if lines:

@@ -244,7 +244,8 @@ much as simulated iterations are, no schedule in the same memory is faster than 
         ("""## vDNN++ against vDNN on a GPU
 
 The gain is (vDNN - vDNN++) / vDNN, the relative improvement (vDNN - vDNN++) / (vDNN - base), of their times. Published
-are figures of a GTX 1080 Ti in fp32, where the paper prints any.""", gains),
+are figures of a GTX 1080 Ti in fp32, where the paper prints any. Where nothing is copied out (`dyn` may choose so) the
+two do the same work and differ by how often the host waits, and by chance.""", gains),
         ("""## Beside PyTorch
 
 The same networks on the same card: an iteration with the copy of its batch, and device memory in use at

@@ -105,7 +105,10 @@ def test_vdnn_plus_plus_stands_beside_vdnn_and_beside_what_was_published(tmp_pat
         "vdnn++:dyn": 2010.0,
     }
     network: dict[str, Any] = {"network": "vgg116:32", "batch": 32}
-    rows = {f"vgg116:32 fp32 native: {mode}": mode_row(mode, ms=ms, **network) for mode, ms in times.items()}
+    rows = {
+        f"vgg116:32 fp32 native: {mode}": mode_row(mode, ms=ms, offloaded_bytes=GIB * ("conv" in mode), **network)
+        for mode, ms in times.items()
+    }
     write(tmp_path, "modes-A-Card.json", {"card": "A Card", "rows": rows})
     write(
         tmp_path,
@@ -113,8 +116,8 @@ def test_vdnn_plus_plus_stands_beside_vdnn_and_beside_what_was_published(tmp_pat
         {"card": "B Card", "rows": {"vgg16:64 fp32 native: base(p)": mode_row("base(p)")}},
     )
     assert cells(gains(tmp_path))[1:] == [
-        ["vgg116:32 fp32 native", "`conv(p)`", "2000.0", "3055.0", "2900.0", "5.1 %", "1.2 %", "14.7 %"],
-        ["vgg116:32 fp32 native", "`dyn`", "2000.0", "1990.0", "2010.0", "-1.0 %", "9.2 %", "-"],
+        ["vgg116:32 fp32 native", "`conv(p)`", "1024.0 MiB", "2000.0", "3055.0", "2900.0", "5.1 %", "1.2 %", "14.7 %"],
+        ["vgg116:32 fp32 native", "`dyn`", "0 B", "2000.0", "1990.0", "2010.0", "-1.0 %", "9.2 %", "-"],
     ]
     assert "B Card" not in gains(tmp_path)
 
