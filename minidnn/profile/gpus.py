@@ -43,6 +43,8 @@ _PCIE3 = "PCIe 3.0 x16, pinned memory: 12.2 to, 12.9 GB/s from a P100 (bandwidth
 _PCIE3_LINK = Link(d2h=12.9e9, h2d=12.2e9)
 _PCIE4 = "PCIe 4.0 x16, measured peak with an A100 (BaM, Qureshi et al. 2023)"
 _PCIE4_LINK = Link(d2h=25e9, h2d=25e9)
+_PCIE5_LINK = Link(d2h=55e9, h2d=55e9)
+_HOPPER = {"fp32": 66.9e12, "tf32": 494.7e12, "bf16": 989.4e12}
 
 _CARDS = (
     Gpu(
@@ -149,8 +151,7 @@ _CARDS = (
         },
     ),
     Gpu(
-        "h100", "H100 SXM5 80GB", {"fp32": 66.9e12, "tf32": 494.7e12, "bf16": 989.4e12}, 80 * GiB, 3350e9,
-        Link(d2h=55e9, h2d=55e9), "cudnn9",
+        "h100", "H100 SXM5 80GB", _HOPPER, 80 * GiB, 3350e9, _PCIE5_LINK, "cudnn9",
         {
             "peak": "NVIDIA H100 architecture whitepaper, without sparsity",
             "memory_bytes": "NVIDIA H100 data sheet",
@@ -159,11 +160,10 @@ _CARDS = (
         },
     ),
     Gpu(
-        "h200", "H200 SXM5 141GB", {"fp32": 66.9e12, "tf32": 494.7e12, "bf16": 989.4e12}, 140 * GiB, 4800e9,
-        Link(d2h=55e9, h2d=55e9), "cudnn9",
+        "h200", "H200 SXM5 141GB", _HOPPER, 139 * GiB, 4800e9, _PCIE5_LINK, "cudnn9",
         {
             "peak": "as the H100, whose chip it has (NVIDIA H200 data sheet)",
-            "memory_bytes": "NVIDIA H200 data sheet (141 GB), less what the driver keeps",
+            "memory_bytes": "NVIDIA H200 data sheet (141 GB, of 2^30 bytes), less what the driver keeps",
             "bandwidth": "NVIDIA H200 data sheet",
             "link": "measured: bench/results/modes-NVIDIA-H200.json, bytes over `out_ms` and `back_ms`",
         },

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
+from bench.rows import RESULTS
 from minidnn import nn, optim
 from minidnn.errors import ArgumentError
 from minidnn.graph.build import build
@@ -28,7 +28,6 @@ H100_SUMS = {  # ms of VGG-16's 13 convolutions at batch 64: forward, data and f
     ("tf32", "NHWC"): (5.8, 5.91, 11.78),
     ("bf16", "NHWC"): (3.29, 2.81, 3.25),
 }
-RESULTS = Path(__file__).parents[2] / "bench" / "results"
 DIRECTIONS = ("conv2d_forward", "conv2d_backward_data", "conv2d_backward_filter")
 # Layer of VGG-16 (by index of its convolution) -> MB of workspace at batch 64 that cuDNN 9.19 asks for.
 NONFUSED_MB = {1: 3700, 2: 1388, 3: 1852, 4: 698, 5: 934, 7: 366, 8: 500, 10: 189}
