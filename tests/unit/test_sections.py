@@ -142,6 +142,13 @@ def test_the_first_rows_picture_is_in_readme_and_every_one_on_the_page(tmp_path:
         "../bench/results/tradeoff-A-Card-alexnet-256-fp32.png",
     ]  # fmt: skip
 
+    rows.append(mode_row("base(p)", network="vgg16:256"))
+    (tmp_path / "tradeoff-A-Card-vgg16-256-fp32.png").touch()
+    write(tmp_path, "modes-A-Card.json", {"card": "A Card", "rows": {str(i): row for i, row in enumerate(rows)}})
+    assert re.findall(r"\]\((.*)\)", modes(tmp_path)) == ["bench/results/tradeoff-A-Card-vgg16-256-fp32.png"], (
+        "whatever was measured first"
+    )
+
 
 def test_compression_is_shown_beside_none(tmp_path: Path) -> None:
     row = {
