@@ -20,7 +20,7 @@ from minidnn.cli.comparing import (
     say_table,
     write_files,
 )
-from minidnn.cli.options import Console, add_model, add_planning, count, seed
+from minidnn.cli.options import Console, add_model, add_planning, count, seed, source
 from minidnn.data import Data, open_data
 from minidnn.device.base import Device
 from minidnn.device.open import open_device
@@ -40,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """MODEL, modes, data and device."""
     add_model(parser)
     run_group = parser.add_argument_group("run")
-    run_group.add_argument("--data", default="synthetic", metavar="D", help="as for train (default: synthetic)")
+    run_group.add_argument("--data", type=source, default="synthetic", metavar="D",
+                           help="as for train (default: synthetic)")  # fmt: skip
     run_group.add_argument("--batch", type=count, default=16, metavar="N", help="images in a batch (default: 16)")
     run_group.add_argument("--steps", type=count, default=2, metavar="S", help="steps to verify (default: 2)")
     run_group.add_argument("--device", default="auto", metavar="D", help="auto, host, cuda or cuda:1 (default: auto)")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minidnn.cli.options import Console, add_planning, drawing, output, path, shape, writing
+from minidnn.cli.options import Console, add_planning, drawing, output, path, shape, source, writing
 from minidnn.cli.planning import (
     add_density,
     add_source,
@@ -50,7 +50,7 @@ TITLES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """MODEL or --trace, the mode, and what plans an iteration."""
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="a name that `minidnn models` lists, or "
+    parser.add_argument("model", metavar="MODEL", nargs="?", type=source, help="a name that `minidnn models` lists, or "
                         "path/to/file.py:function")  # fmt: skip
     parser.add_argument("--input", type=shape, metavar="CxHxW", help="shape of one input (default: the model's own)")
     parser.add_argument("--mode", default="base(m)", metavar="MODE", help="memory mode (default: base(m))")

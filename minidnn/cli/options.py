@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -26,10 +27,10 @@ COMPRESSION = ("off", "all", "auto")
 MODEL_HELP = """a name that `minidnn models` lists, with options if need be (vgg16, vgg:extra=20), or
     path/to/file.py:function"""
 INPUT_HELP = "shape of one input, such as 3x64x64 (default: the model's own)"
-BUDGET_HELP = "device memory that may be used, such as 4GiB (default: that of --gpu, else what the mode needs)"
+BUDGET_HELP = "device memory that may be used, such as 4GiB (default: what the mode needs, or all that --gpu has)"
 PRECISION_HELP = "arithmetic and activations (default: fp32; fp64 on the host alone)"
-TARGET_HELP = """the papers' graph, or the one that CUDA runs, which saves less and fuses more (default: native on CUDA
-    and with a profile measured there, else paper)"""
+TARGET_HELP = """the papers' graph, or the one that CUDA runs, which saves less and fuses more (default: what the device
+    runs, or what a measured profile is of, else paper)"""
 ORDER_HELP = "what a layer allocates first in backward (default: prefetch-first)"
 PLACEMENT_HELP = """offsets planned before the run, or the papers' pool, which places while it runs and can get stuck
     (default: planned)"""
@@ -64,18 +65,26 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def _check_files(self, namespace: argparse.Namespace) -> None:
-        """Refuse two options that name the same file to write: one would be lost."""
+        """Refuse an option whose file another one names, to read it or to write it as well: one would be lost."""
         named: dict[str, str] = {}
-        for action in self._actions:
-            file = getattr(namespace, action.dest) if action.type in (output, drawing) else None
-            if file is not None:
-                option = action.option_strings[-1]
-                first = named.setdefault(os.path.realpath(file), option)
-                if first != option:
-                    raise ArgumentError(f"{option} {file} is what {first} names; give another file")
+        given = [(a, value) for a in self._actions if isinstance(value := getattr(namespace, a.dest, None), str)]
+        for action, text in given:
+            if action.type in (path, source):
+                for file in filter(os.path.isfile, (text, text.partition(":")[0])):
+                    named[os.path.realpath(file)] = _called(action)
+        for action, text in given:
+            if action.type in (appended, drawing, output):
+                first = named.setdefault(os.path.realpath(text), _called(action))
+                if first != _called(action):
+                    raise ArgumentError(f"{_called(action)} {text} is what {first} names; give another file")
 
     def error(self, message: str) -> NoReturn:
         raise ArgumentError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
+
+
+def _called(action: argparse.Action) -> str:
+    """An argument as the user knows it."""
+    return next((o for o in action.option_strings if o.startswith("--")), str(action.metavar or action.dest))
 
 
 class Console:
@@ -116,14 +125,21 @@ class Console:
 
 @contextmanager
 def writing(file: str) -> Iterator[Path]:
-    """Write a file that the user named. Raises ArgumentError naming it, and leaves no part of a new one, where the disk
-    is full or forbids it. Whatever else stops the writing leaves none either."""
-    path, new = Path(file), not os.path.exists(file)
+    """Write a file that the user named: it is the old one until the new one is whole, whatever stops the writing.
+    Raises ArgumentError naming it where the disk is full or forbids it."""
+    plain = not os.path.exists(file) or os.path.isfile(file)  # else a device or a pipe: nothing to keep
+    final = Path(os.path.realpath(file) if plain else file)  # what a link leads to is replaced, not the link
+    part = final.with_name(f".minidnn-{os.urandom(8).hex()}.part") if plain else final
     try:
-        yield path
+        yield part
+        if plain:
+            if final.exists():
+                shutil.copymode(final, part)
+            part.replace(final)
     except BaseException as error:  # Ctrl-C too
-        if new:
-            path.unlink(missing_ok=True)
+        if plain:
+            with suppress(OSError):
+                part.unlink()
         if not isinstance(error, OSError):
             raise
         raise ArgumentError(f"{file} cannot be written: {error.strerror or error}; name another file") from None
@@ -138,7 +154,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """`MODEL` and `--input`, which every command about one network has."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("model", metavar="MODEL", type=source, help=MODEL_HELP)
     parser.add_argument("--input", type=shape, metavar="CxHxW", help=INPUT_HELP)
 
 
@@ -207,6 +223,16 @@ def path(text: str) -> str:
     return text
 
 
+def source(text: str) -> str:
+    """A name, or a file to read, with what is wanted of it behind a colon (`net.py:build`)."""
+    return text
+
+
+def appended(text: str) -> str:
+    """The path of a file to be written line by line."""
+    return str(path(text))
+
+
 @option_type
 def output(text: str) -> str:
     """The path of a file to be written at a command's end."""
@@ -226,7 +252,8 @@ def _output(text: str) -> str:
         raise ArgumentError(f"{shown(text)} cannot be written: {error.strerror}; name another file") from None
     if not os.path.isdir(folder):
         raise ArgumentError(f"{text!r} cannot be written: there is no folder {folder}; make it, or name another file")
-    if not os.access(text if os.path.exists(text) else folder, os.W_OK):
+    places = [folder] if not os.path.exists(text) else [text, folder] if os.path.isfile(text) else [text]
+    if not all(os.access(place, os.W_OK) for place in places):  # a file is written beside the old one, then renamed
         raise ArgumentError(f"{text!r} cannot be written: no permission, or a read-only file system; name another file")
     return text
 

@@ -13,7 +13,18 @@ from types import FrameType
 from typing import Any
 
 from minidnn import checkpoint, nn, optim
-from minidnn.cli.options import Console, add_model, add_planning, count, natural, number, path, seed
+from minidnn.cli.options import (
+    Console,
+    add_model,
+    add_planning,
+    appended,
+    count,
+    natural,
+    number,
+    path,
+    seed,
+    source,
+)  # fmt: skip
 from minidnn.data import Data, batch_count, open_data
 from minidnn.errors import ArgumentError
 from minidnn.models import create
@@ -40,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """MODEL and what decides data, length, optimizer, memory and files of a run."""
     add_model(parser)
     run = parser.add_argument_group("run")
-    run.add_argument("--data", default="synthetic", metavar="D", help=DATA_HELP)
+    run.add_argument("--data", type=source, default="synthetic", metavar="D", help=DATA_HELP)
     run.add_argument("--batch", type=count, default=64, metavar="N", help="images in a batch (default: 64)")
     run.add_argument("--micro-batch", type=count, metavar="N", help=MICRO_BATCH_HELP)
     length = run.add_mutually_exclusive_group()
@@ -58,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     files.add_argument("--checkpoint", type=path, metavar="DIR", help="save here after each epoch and after Ctrl-C")
     files.add_argument("--checkpoint-every", type=count, metavar="S", help="save after so many steps too")
     files.add_argument("--resume", type=path, metavar="DIR", help=RESUME_HELP)
-    files.add_argument("--log", type=path, metavar="FILE", help="append one JSON object per step and epoch")
+    files.add_argument("--log", type=appended, metavar="FILE", help="append one JSON object per step and epoch")
 
 
 def add_optimizer(group: argparse._ArgumentGroup) -> None:

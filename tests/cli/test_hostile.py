@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -17,7 +16,6 @@ import pytest
 
 from minidnn import nn, optim
 from minidnn.cli import main
-from minidnn.cli.options import drawing, output, writing
 from minidnn.graph.build import build
 from minidnn.graph.graph import Target
 from minidnn.models import create
@@ -77,76 +75,6 @@ def test_however_long_a_value_is_the_sentence_can_be_read(arguments: list[str]) 
     said = refuse(*arguments)
     assert len(said) < 700
     assert "..." in said
-
-
-COMPARE = ("compare", "smallvgg", "--batch", "4", "--device", "host", "--steps", "1", "--modes", "base(m)")
-SIMULATE = ("simulate", "smallvgg", "--batch", "4", "--gpu", "k40", "--modes", "base(m)")
-MEMORY = ("memory", "smallvgg", "--batch", "4")
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        (*COMPARE, "--html"), (*COMPARE, "--trace"), (*SIMULATE, "--plot"), (*MEMORY, "--save-trace"),
-        (*MEMORY, "--plot"), ("plan", "smallvgg", "--gpu", "k40", "--plot"), ("profile", "smallvgg", "-o"),
-        ("sweep", "smallvgg", "--gpu", "k40", "--plot"), ("sweep", "smallvgg", "--gpu", "k40", "--throughput"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize(
-    ("file", "says"),
-    [
-        ("", "'' is no path"), (".", "'.' is a directory; name a file"),
-        ("x" * 300, "File name too long; name another file"),
-        ("/nowhere/file", "'/nowhere/file' cannot be written: there is no folder /nowhere"),
-    ],
-)  # fmt: skip
-def test_files_that_cannot_be_written_are_refused_before_anything_runs(
-    command: tuple[str, ...], file: str, says: str
-) -> None:
-    assert says in refuse(*command, file)
-
-
-def test_a_file_without_permission_is_refused_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    for kind in (output, drawing):
-        with pytest.raises(argparse.ArgumentTypeError, match="cannot be written: no permission, or a read-only file s"):
-            kind(str(tmp_path / "file"))
-
-
-@pytest.mark.parametrize(
-    "command", [(*SIMULATE, "--html"), (*SIMULATE, "--trace"), (*MEMORY, "--save-trace"), (*MEMORY, "--plot")]
-)
-def test_a_full_disk_is_told_with_the_file(tmp_path: Path, command: tuple[str, ...]) -> None:
-    (tmp_path / "file").symlink_to("/dev/full")
-    done = minidnn(*command, str(tmp_path / "file"), "--json")
-    assert (done.returncode, done.stdout) == (2, "")
-    said = "cannot be written: No space left on device; name another file"
-    assert done.stderr == f"minidnn: {tmp_path / 'file'} {said}\n"
-
-
-def test_a_refused_run_leaves_no_folders_behind(tmp_path: Path) -> None:
-    assert "File name too long" in refuse(*TRAIN, "--checkpoint", f"{tmp_path}/a/b/{'c' * 300}")
-    assert "cannot be written: No such file" in refuse(
-        *TRAIN, "--checkpoint", f"{tmp_path}/a/b/c", "--log", f"{tmp_path}/nowhere/log"
-    )
-    assert "does not exist; give a directory that" in refuse(*TRAIN, "--resume", f"{tmp_path}/a/b/c")
-    assert not list(tmp_path.iterdir())
-
-
-def test_ctrl_c_leaves_no_half_of_a_new_file(tmp_path: Path) -> None:
-    def interrupted_at(file: Path) -> None:
-        with writing(str(file)) as path:
-            path.write_text("half")
-            raise KeyboardInterrupt
-
-    old, new = tmp_path / "old", tmp_path / "new"
-    old.write_text("old")
-    for file in (old, new):
-        with pytest.raises(KeyboardInterrupt):
-            interrupted_at(file)
-    assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
 # -- streams -------------------------------------------------------------------------------------------------------
