@@ -10,7 +10,7 @@ from pathlib import Path
 
 from minidnn import nn, optim
 from minidnn.arguments import number, shown
-from minidnn.cli.options import count
+from minidnn.cli.options import count, source
 from minidnn.errors import ArgumentError
 from minidnn.graph.graph import Graph, Target
 from minidnn.models import create
@@ -32,14 +32,14 @@ def add_source(parser: argparse.ArgumentParser, batch: int = 64) -> None:
     """`--batch` and where times and workspaces come from: `--profile` or `--gpu`."""
     group = parser.add_argument_group("plan")
     group.add_argument("--batch", type=count, default=batch, metavar="N", help=f"images in a batch (default: {batch})")
-    source = group.add_mutually_exclusive_group()
-    source.add_argument("--profile", "--workspaces", metavar="F", help=PROFILE_HELP)
-    source.add_argument("--gpu", metavar="G", help=GPU_HELP)
+    times = group.add_mutually_exclusive_group()
+    times.add_argument("--profile", "--workspaces", type=source, metavar="F", help=PROFILE_HELP)
+    times.add_argument("--gpu", metavar="G", help=GPU_HELP)
 
 
 def add_density(parser: argparse.ArgumentParser) -> None:
     """`--density`, of commands that predict compression."""
-    parser.add_argument("--density", metavar="F|FILE", help=DENSITY_HELP)
+    parser.add_argument("--density", type=source, metavar="F|FILE", help=DENSITY_HELP)
 
 
 def densities(args: argparse.Namespace, graph: Graph) -> dict[str, float]:
@@ -90,7 +90,7 @@ def training_graphs(
     net = create(args.model, input_shape=args.input)
     if net.input_shape is None:
         raise ArgumentError(f"model {args.model} says no input shape; give --input CxHxW")
-    target = target or _measured_target(args) or Target.on_cuda(args.target or "paper", args.precision)
+    target = target or _measured_target(args) or _target(args)
     made: dict[tuple[bool, bool], Graph] = {}
     for mode in modes:
         recipe = Recipe(
@@ -101,6 +101,15 @@ def training_graphs(
         if kind not in made:
             made[kind] = recipe.graph(Purpose(train=True), args.batch)
         yield mode, made[kind]
+
+
+def _target(args: argparse.Namespace) -> Target:
+    """What CUDA runs, on the card that `--gpu` names or on one that has tensor cores."""
+    if args.gpu is None:
+        return Target.on_cuda(args.target or "paper", args.precision)
+    from minidnn.profile.gpus import named_gpu
+
+    return Target.on_cuda(args.target or "paper", args.precision, named_gpu(args.gpu).has_matrix_units(args.precision))
 
 
 def _measured_target(args: argparse.Namespace) -> Target | None:

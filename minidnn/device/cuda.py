@@ -39,6 +39,8 @@ from minidnn.units import MiB, format_size
 PRECISIONS = ("fp32", "tf32", "bf16")
 SCRATCH_BYTES = 32 * MiB
 """The arena's first bytes: cuBLAS's workspace (what Hopper wants) and partial sums of our kernels."""
+TENSOR_CORES = 8, 0
+"""From this compute capability on they take tf32 and bf16; those of Volta and Turing take fp16 alone."""
 LOADING_MS = 20.0
 """What a first launch may take longer, because its kernel is loaded."""
 _H2D, _D2H, _D2D = 1, 2, 3
@@ -86,6 +88,13 @@ class CudaDevice(Device):
         self._slabs = Slabs(self._runtime)
         properties = self._runtime.getDeviceProperties(index)
         self.name = properties["name"].decode()
+        capability = properties["major"], properties["minor"]
+        self._tensor_cores = capability >= TENSOR_CORES
+        if precision == "bf16" and not self._tensor_cores:
+            raise ArgumentError(
+                f"precision is 'bf16'; {self.name} has compute capability {'.'.join(map(str, capability))}, and cuDNN "
+                f"convolves in bf16 from {'.'.join(map(str, TENSOR_CORES))} on: use 'fp32'"
+            )
         self._streams: dict[str, CudaStream] = {}
         self._events: list[int] = []  # handles that no event uses now
         self._stamps: list[int] = []  # the same with time stamps
@@ -107,7 +116,7 @@ class CudaDevice(Device):
         return cache / "minidnn" / f"plans-{re.sub(r'[^A-Za-z0-9]+', '-', self.name)}-{version}.json"
 
     def layout(self, target: str, precision: str) -> str:
-        return Target.on_cuda(target, precision).layout
+        return Target.on_cuda(target, precision, self._tensor_cores).layout
 
     # -- memory --------------------------------------------------------------------------------------------------------
 

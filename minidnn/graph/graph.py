@@ -33,10 +33,11 @@ class Target:
         choice(self.layout, "layout", ("NCHW", "NHWC"))
 
     @classmethod
-    def on_cuda(cls, name: str, precision: str) -> Target:
-        """The target in the layout that suits CUDA: tensor cores want channels innermost; strict fp32 is fastest, and
-        the papers' graph is defined, in NCHW."""
-        return cls(name, precision, "NHWC" if name == "native" and precision in ("tf32", "bf16") else "NCHW")
+    def on_cuda(cls, name: str, precision: str, tensor_cores: bool = True) -> Target:
+        """The target in the layout that suits CUDA: tensor cores, of cards that have them for the precision, want
+        channels innermost; strict fp32 is fastest, and the papers' graph is defined, in NCHW."""
+        inner = name == "native" and precision in ("tf32", "bf16") and tensor_cores
+        return cls(name, precision, "NHWC" if inner else "NCHW")
 
     @property
     def fuses_backward(self) -> bool:

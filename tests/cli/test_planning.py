@@ -59,6 +59,14 @@ def test_memory_and_simulate_say_what_a_trainer_takes(mode: str, target: str) ->
     assert by_mode(simulated)[mode]["peak_bytes"] == taken
 
 
+@pytest.mark.parametrize("gpu", ["gtx1080ti", "v100", "t4"])
+def test_a_card_without_tensor_cores_for_a_precision_keeps_its_fp32_kernels(gpu: str) -> None:
+    case = ("simulate", "vgg11", "--batch", "16", "--gpu", gpu, "--target", "native", "--modes", "base(p)")
+    ms = {p: by_mode(json_of(*case, "--precision", p))["base(p)"]["iteration_ms"] for p in ("fp32", "tf32", "bf16")}
+    assert ms["tf32"] == ms["fp32"]
+    assert ms["bf16"] < ms["fp32"]  # less traffic
+
+
 def test_native_graphs_are_in_the_layout_that_a_card_runs() -> None:
     """VGG-16(256) in bf16 took 43.7 ms on an H200 (bench/results); in NCHW the model says 57."""
     case = ("vgg16", "--batch", "256", "--gpu", "h200", "--precision", "bf16", "--target", "native")

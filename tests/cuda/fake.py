@@ -35,6 +35,7 @@ class RuntimeLibrary:
 
     streamNonBlocking = eventDisableTiming = 1
     eventDefault = 0
+    capability = (9, 0)
 
     def __init__(self) -> None:
         self.memory: dict[int, np.ndarray] = {}
@@ -49,7 +50,7 @@ class RuntimeLibrary:
         raise AttributeError(name)
 
     def getDeviceProperties(self, index: int) -> dict[str, Any]:
-        return {"name": b"Fake GPU"}
+        return {"name": b"Fake GPU", "major": self.capability[0], "minor": self.capability[1]}
 
     def memGetInfo(self) -> tuple[int, int]:
         return TOTAL - sum(a.nbytes for a in self.memory.values()), TOTAL
