@@ -56,8 +56,7 @@ def card_profile(device: CudaDevice, graph: Graph) -> Profile:
         with suppress(OutOfDeviceMemory):
             _measure_in_place(device, graph, entries, store)
     for key, found in entries.items():
-        slower = store.slowdown.get(key, 1.0)
-        entries[key] = tuple(replace(a, ms=None if a.ms is None else a.ms * slower) for a in found)
+        entries[key] = in_place(found, store.slowdown.get(key, 1.0))
     entries |= {
         key: (Algorithm(ms=store.times[key]),) for key in ops if key not in entries and key in store.times
     }  # fmt: skip
@@ -112,6 +111,20 @@ def _measure_shares(
     if new:
         found = copy_shares(device, graph, list(new.values()), device.scratch_bytes)
         store.add_shares(dict(zip(new, found, strict=True)))
+
+
+def in_place(found: tuple[Algorithm, ...], slowdown: float) -> tuple[Algorithm, ...]:
+    """Plans, fastest first, with what they take in an iteration, where the fastest takes `slowdown` times as long as
+    alone. A slower one computes the same with less power and slows the clock by less: as the square of its rate, which
+    brings both VGG-16 on an H200 with the least workspaces as near to what was measured as with the fastest plans."""
+    fastest = found[0].ms
+    if not fastest:
+        return found
+
+    def slowed(ms: float) -> float:
+        return max(ms * (1 + (slowdown - 1) * (fastest / ms) ** 2), fastest * slowdown)
+
+    return tuple(replace(a, ms=None if a.ms is None else slowed(a.ms)) for a in found)
 
 
 def worth_choosing(found: tuple[Algorithm, ...]) -> tuple[Algorithm, ...]:
