@@ -86,10 +86,8 @@ def pinned_again(device: Device) -> Iterator[None]:
 
     def lend(nbytes: int) -> Region:
         fitting = [region for region in spare if region.nbytes >= nbytes]
-        if not fitting and spare:  # the largest makes room for what is larger
-            largest = max(spare, key=lambda region: region.nbytes)
-            spare.remove(largest)
-            give_back(largest)
+        while not fitting and spare:  # they make room for what is larger
+            give_back(spare.pop())
         region = min(fitting, key=lambda region: region.nbytes) if fitting else take(nbytes)
         if fitting:
             spare.remove(region)

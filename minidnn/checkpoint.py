@@ -135,12 +135,13 @@ def _hidden(path: Path) -> Path:
 
 
 def refuse_newer(directory: Path, step: int) -> None:
-    """Raises CheckpointError when a directory holds checkpoints of a later step than the run that will save there: it
-    is another run's, whose checkpoints would be lost or taken for this one's."""
+    """Raises CheckpointError when a directory holds checkpoints of a later step than the run that will save there:
+    another run's, or this one's from before it went back; they would be lost, or taken for what is saved now."""
     newest = _newest(directory) if directory.is_dir() else None
     if newest is not None and _step(newest) > step:
         raise CheckpointError(
-            f"checkpoint directory {directory} has step {_step(newest)} of another run: resume that, or name another"
+            f"checkpoint directory {directory} has step {_step(newest)}, later than this run's {step}: resume that, "
+            "move it elsewhere, or name another directory"
         )
 
 
@@ -152,7 +153,8 @@ def read(path: Path) -> Checkpoint:
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"it is damaged ({error})"
         raise CheckpointError(
-            f"checkpoint {path / 'state.json'} cannot be read: {reason}; resume an older one"
+            f"checkpoint {path} has a state.json that cannot be read: {reason}; move it elsewhere to "
+            "resume the one before it"
         ) from None
     if not isinstance(state, dict):
         raise CheckpointError(
@@ -164,9 +166,12 @@ def read(path: Path) -> Checkpoint:
             f"this minidnn reads version {VERSION}: give a "
             "directory that its --checkpoint wrote"
         )
-    return Checkpoint(
-        read_weights(path / "weights.safetensors"), read_weights(path / "optimizer.safetensors"), state
-    )
+    try:
+        return Checkpoint(
+            _read_arrays(path / "weights.safetensors"), _read_arrays(path / "optimizer.safetensors"), state
+        )
+    except ValueError as error:
+        raise CheckpointError(f"checkpoint {error}; move {path} elsewhere to resume the one before it") from None
 
 
 def find(path: Path) -> Path:
@@ -185,6 +190,14 @@ def find(path: Path) -> Path:
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:
     """Weights of a safetensors file by name (float32; half precisions are widened). Raises CheckpointError."""
+    try:
+        return _read_arrays(path)
+    except ValueError as error:
+        raise CheckpointError(f"weights {error}; give a file that safetensors wrote") from None
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """What `read_weights` returns. Raises ValueError, which says what is wrong with the file."""
     from safetensors import safe_open
 
     try:
@@ -194,15 +207,13 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
         with safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except FileNotFoundError:
-        raise CheckpointError(f"weights {path} do not exist; give a .safetensors file") from None
+        raise ValueError(f"{path} does not exist") from None
     except Exception as error:  # of a damaged file, whatever its reader trips over first
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise CheckpointError(
-            f"weights {path} are no readable safetensors file ({reason}); write it again with safetensors"
-        ) from None
+        raise ValueError(f"{path} is no readable safetensors file ({reason})") from None
     for name, array in arrays.items():
         if array.dtype.kind == "c":
-            raise CheckpointError(f"weights {path} have complex numbers in {name}; they must be real")
+            raise ValueError(f"{path} has complex numbers in {name}")
     wide = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64))
     return {name: a if a.dtype in wide else a.astype(np.float32) for name, a in arrays.items()}
 

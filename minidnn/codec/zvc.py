@@ -63,8 +63,9 @@ class PackedMemory:
         with self._lock:
             if self.limit is not None and self.used + nbytes > self.limit:
                 raise BudgetError(
-                    f"limit is {format_size(self.limit)} of packed memory, of which {format_size(self.used)} are in "
-                    f"use, so {format_size(nbytes)} more do not fit; allow {self.used + nbytes} bytes or compress less"
+                    f"packed memory is limited to {format_size(self.limit)}, of which {format_size(self.used)} are in "
+                    f"use, so {format_size(nbytes)} more do not fit; allow {self.used + nbytes} bytes at least, or "
+                    "compress less"
                 )
             waiting = self._idle.get(nbytes)
             if waiting:

@@ -167,6 +167,8 @@ def from_arrays(
     (default: a tenth) becomes the test set. Images of bytes are brought to mean 0 and deviation 1 per channel, over the
     training samples; other images are taken as they are. Raises DataError as `Arrays` does.
     """
+    if not isinstance(name, str):
+        raise ArgumentError(f"name is {shown(name)}; it must be a string, in front of the pairs of arrays")
     for argument, pair in (("train", train), ("test", test)):
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2) and (pair is not None or argument == "train"):
             raise ArgumentError(f"{argument} is {type(pair).__name__}; it must be a pair of arrays, images and labels")

@@ -51,8 +51,10 @@ class Sequential(Layer):
             if not hasattr(layer, "parameters"):
                 kind = type(layer).__name__
                 raise ArgumentError(f"child {shown(name)} has no parameters; {kind} must call super().__init__()")
-            if not isinstance(name, str) or not name or "." in name or "@" in name:
-                raise ArgumentError(f"child name is {shown(name)}; it must be a non-empty string without '.' and '@'")
+            if not isinstance(name, str) or not name or any(mark in name for mark in ".@+"):
+                raise ArgumentError(
+                    f"child name is {shown(name)}; it must be a non-empty string without '.', '@' and '+'"
+                )
             self._children[name] = layer
         self._refuse_shared_weights()
 

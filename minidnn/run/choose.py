@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from minidnn.arguments import choice, shown
+from minidnn.arguments import choice, is_count, shown
 from minidnn.errors import ArgumentError, BudgetError, ScheduleError
 from minidnn.graph.graph import Graph
 from minidnn.memory.fit import named_fit
@@ -55,14 +55,35 @@ class Options:
             choice(self.compress, "compress", COMPRESSION)  # or names of tensors
         if not isinstance(self.algorithms, Mapping):
             raise ArgumentError(f"algorithms is {shown(self.algorithms)}; it must be a dict of Algorithm by op")
+        for name, way in self.algorithms.items():
+            if not (isinstance(way, Algorithm) and is_count(way.workspace, 0)):
+                raise ArgumentError(
+                    f"algorithms has {shown(way)} for {shown(name)}; it must be an Algorithm with a workspace of 0 or "
+                    "more bytes"
+                )
         if self.fit is not None:
             named_fit(self.fit)
+
+    def check_names(self, graph: Graph) -> None:
+        """Raises ArgumentError for an op or a tensor that a training graph does not have."""
+        packed = self.compress if isinstance(self.compress, tuple) else ()
+        _check_names("algorithms", self.algorithms, "op", [op.name for op in graph.ops])
+        _check_names("compress", packed, "tensor", [layer.x for layer in graph.layers])
 
     def allow(self, schedule: Schedule) -> bool:
         """Whether a schedule keeps the limits."""
         return (self.budget is None or schedule.peak_bytes <= self.budget) and (
             self.pinned is None or schedule.pinned_bytes <= self.pinned
         )
+
+
+def _check_names(argument: str, given: Iterable[str], what: str, names: Sequence[str]) -> None:
+    for name in given:
+        if name not in names:
+            raise ArgumentError(
+                f"{argument} names {shown(name)}, which is no {what} of this network; use names such as "
+                f"{', '.join(names[:4])}"
+            )
 
 
 def offered(algorithms: Mapping[str, Algorithm], graph: Graph, profile: Profile) -> dict[str, Algorithm]:
@@ -134,6 +155,8 @@ def _judged(
     refused: BudgetError | None = None
     served = False
     planner = mode.family in PLANNERS
+    if planner and options.placement == "live":
+        raise ArgumentError(f"placement is 'live'; memory mode {mode} orders its copies by offsets: use 'planned'")
     timed = with_times(graph, profile) if planner else profile
     pool = _pool(graph, profile, options, persistent)
     proposals = POLICIES[mode.family](Request(graph, timed, mode, options.order, pool))

@@ -37,11 +37,9 @@ def live_schedule(
 
     The pool has what `budget` bytes of arena leave; without a budget the largest need observed over many release
     timings. Where the budget leaves too little, or the rare size that serves worse than a smaller one, it has what the
-    paper's search finds with every release at its soonest; releases that come later may need more. Raises
-    ArgumentError for a plan that orders its copies by offsets instead of host waits.
+    paper's search finds with every release at its soonest; releases that come later may need more. A plan that orders
+    its copies by offsets instead of host waits has none here.
     """
-    if plan.sync == "none" and plan.offload:
-        raise ArgumentError(f"placement is 'live'; memory mode {plan.mode} orders its copies by offsets: use 'planned'")
     draft = walk(graph, plan, None, persistent)
     draft = walk(graph, plan, None, persistent, plan_slab(graph, plan, draft.actions))
     requests = trace(graph, plan, draft.actions)

@@ -269,10 +269,14 @@ class _Run:
                 )
         counts = [int(n) for key in ("step", "epoch", "batch") if is_count(n := found.state.get(key), 0)]
         if len(counts) < 3 or counts[2] >= self._batches:
-            raise CheckpointError(f"checkpoint {path} does not say where it stopped; resume an older one")
+            raise CheckpointError(
+                f"checkpoint {path} does not say where it stopped; move it elsewhere to resume the one before it"
+            )
         sums = found.state.get("totals", asdict(Totals()))  # those of older versions have none
         if not isinstance(sums, dict) or not all(type(sums.get(f.name)) in (int, float) for f in fields(Totals)):
-            raise CheckpointError(f"checkpoint {path} has no sums of its epoch; resume an older one")
+            raise CheckpointError(
+                f"checkpoint {path} has no sums of its epoch; move it elsewhere to resume the one before it"
+            )
         trainer.net.load_state_dict(found.weights)
         trainer.load_optimizer_state(found.optimizer)
         trainer.step_count, self.epoch, self.batch = counts

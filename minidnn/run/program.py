@@ -105,6 +105,8 @@ class Programs:
         self._codec_s = 0.0
         if recipe.options.compress != "off":
             warm_up()  # compiles, or loads, what the first step would otherwise wait for
+        if recipe.options.algorithms or isinstance(recipe.options.compress, tuple):
+            recipe.options.check_names(recipe.graph(purposes[0], rows))
         try:
             for purpose in purposes:  # the first purpose trains with all weights: it fixes where they lie
                 self.plan(purpose, rows)

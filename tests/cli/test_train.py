@@ -174,7 +174,7 @@ def test_weights_load_by_name(tmp_path: Path) -> None:
         (["smallnet", "--micro-batch", "65"], "micro_batch is 65"),
         (["smallnet", "--seed", "-1"], "--seed: '-1' must be a whole number from 0 to 2^64 - 1"),
         (["smallnet", "--resume", "/nowhere"], "checkpoint /nowhere does not exist"),
-        (["smallnet", "--weights", "/nowhere"], "weights /nowhere do not exist"),
+        (["smallnet", "--weights", "/nowhere"], "weights /nowhere does not exist; give a file"),
         (["smallnet", "--log", "/nowhere/log"], "log /nowhere/log cannot be written"),
         (["smallnet", "--steps", "1", "--checkpoint", "/dev/null/x"], "cannot be written"),
     ],
@@ -197,4 +197,4 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     says = refuse(*DIGITS, "--steps", "2", "--seed", "1", "--resume", str(tmp_path), "--quiet")
     assert "has seed 0; this run has 1" in says
     says = refuse(*DIGITS, "--steps", "2", "--checkpoint", str(tmp_path), "--quiet")
-    assert "has step 1 of another run" in says
+    assert "has step 1, later than this run" in says

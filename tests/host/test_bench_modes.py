@@ -182,7 +182,9 @@ def test_pinned_memory_of_a_row_serves_the_next() -> None:
             assert device.memory_info().pinned == 1010, "none was taken"
             device.give_back(again[1])
             more = device.pinned(2000)
-            assert device.memory_info().pinned == 2010, "the largest made room"
+            assert device.memory_info().pinned == 2010, "the one that was spare made room"
             device.give_back(more)
             device.give_back(again[0])
+            device.give_back(device.pinned(3000))
+            assert device.memory_info().pinned == 3000, "all that were spare made room"
         assert device.memory_info().pinned == 0

@@ -324,6 +324,7 @@ def test_layers_of_a_user_that_write_no_graph_are_named(layer: nn.Layer, says: s
         (lambda: nn.Sequential().append(None), "layer is None; append takes a layer"),  # type: ignore[arg-type]
         (lambda: nn.Sequential({"1": nn.ReLU()}).append(nn.ReLU()), "child '1' exists already; append to a Sequential"),
         (lambda: nn.Sequential({"a.b": nn.ReLU()}), "child name is 'a.b'; it must be a non-empty string without '.'"),
+        (lambda: nn.Sequential({"a+b": nn.ReLU()}), "child name is 'a+b'; it must be a non-empty string without"),
         (lambda: nn.Sequential(nn.ReLU()).summary(), "input_shape is None; give the (C, H, W) of one image"),
         (lambda: optim.SGD(0.1, nesterov=True), "nesterov is True with momentum 0.0 and dampening 0.0; it needs"),
     ],

@@ -176,6 +176,12 @@ def test_wrong_arrays_are_named(x: Array, y: Array, sentence: str) -> None:
         from_arrays("x", (x, y))
 
 
+def test_a_pair_in_place_of_the_name_is_not_taken_for_one() -> None:
+    x, y = np.zeros((4, 1, 2, 2), np.float32), np.arange(4)
+    with pytest.raises(ArgumentError, match=r"name is .*; it must be a string, in front of the pairs of arrays"):
+        from_arrays((x, y), (x, y))  # type: ignore[arg-type]
+
+
 def test_a_label_beyond_the_classes_is_named() -> None:
     with pytest.raises(DataError, match="label 10 of sample 1 is out of range; with 10 classes it must be 0 to 9"):
         Arrays(np.zeros((2, 1, 1, 1)), np.array([9, 10]), classes=10)

@@ -154,11 +154,12 @@ def test_planners_take_no_offload_set(text: str) -> None:
         parse_mode(text)
 
 
-def test_a_live_pool_is_refused() -> None:
+@pytest.mark.parametrize("budget", [0, 2**40, None])
+@pytest.mark.parametrize("policy", sorted(PLANNERS))
+def test_a_live_pool_is_refused(policy: str, budget: int | None) -> None:
     graph = lowered.graph_of("plain")
-    profile = lowered.profile_of(graph)
-    with pytest.raises(ArgumentError, match="'planned'"):
-        choose(graph, "greedy", profile, Options(placement="live", budget=least(graph, "greedy", profile)))
+    with pytest.raises(ArgumentError, match=f"memory mode {policy} orders its copies by offsets: use 'planned'"):
+        choose(graph, policy, lowered.profile_of(graph), Options(placement="live", budget=budget))
 
 
 # -- moments and places ------------------------------------------------------------------------------------------------
