@@ -24,7 +24,7 @@ from minidnn.cli.options import (
     path,
     seed,
     source,
-)  # fmt: skip
+)
 from minidnn.data import Data, batch_count, open_data
 from minidnn.errors import ArgumentError
 from minidnn.models import create

@@ -115,8 +115,8 @@ def _measure_shares(
 
 def in_place(found: tuple[Algorithm, ...], slowdown: float) -> tuple[Algorithm, ...]:
     """Plans, fastest first, with what they take in an iteration, where the fastest takes `slowdown` times as long as
-    alone. A slower one computes the same with less power and slows the clock by less: as the square of its rate, which
-    brings both VGG-16 on an H200 with the least workspaces as near to what was measured as with the fastest plans."""
+    alone. A slower one computes the same with less power and slows the clock by less: as the square of its rate, it is
+    assumed, and never so little that it would be faster than the fastest."""
     fastest = found[0].ms
     if not fastest:
         return found
