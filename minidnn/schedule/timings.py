@@ -12,8 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
-from minidnn.memory.pool import Block, Pool
+from minidnn.memory.fit import Fit, named_fit
+from minidnn.memory.freelist import FreeList
 from minidnn.memory.sizing import smallest_pool
 from minidnn.memory.trace import GRANULARITY
 from minidnn.schedule.actions import Alloc, AwaitReleases, Free, Schedule
@@ -53,46 +55,80 @@ def observe(schedule: Schedule, fit: str, timings: int = TIMINGS) -> Observed:
     Raises BudgetError where the heuristic serves the trace from no size of pool.
     """
     searched = need = smallest_pool(trace(schedule.graph, schedule.plan, schedule.actions), fit).nbytes
-    releases = any(isinstance(a, Free) and a.until >= 0 for a in schedule.actions)
-    count = timings + 2 if releases else 1
-    dead_ends = sum(_missing(schedule, fit, searched, _timing(number)) > 0 for number in range(count))
-    grown = dead_ends > 0
-    while grown:  # a larger pool may fail where a smaller one served, so all timings are tried again
-        grown = False
-        for number in range(count):
-            while missing := _missing(schedule, fit, need, _timing(number)):
-                need, grown = round_up(need + missing, GRANULARITY), True
+    replay = _Replay(schedule, named_fit(fit))
+    count = timings + 2 if replay.waits else 1
+    dead_ends = sum(replay.missing(searched, _timing(number)) > 0 for number in range(count))
+    number, served = 0, 0 if dead_ends else count
+    while served < count:  # in a row: a larger pool may fail where a smaller one served
+        missing = replay.missing(need, _timing(number))
+        if missing:
+            need, served = round_up(need + missing, GRANULARITY), 0
+        else:
+            number, served = (number + 1) % count, served + 1
     return Observed(need, searched, dead_ends, count)
 
 
-def _missing(schedule: Schedule, fit: str, nbytes: int, ends: Ends) -> int:
-    """Bytes that were missing at a dead end; 0 where the iteration runs through."""
-    pool = Pool(nbytes, fit)
-    blocks: dict[str, Block] = {}
-    pending: deque[str] = deque()
+class _Take(NamedTuple):
+    """An allocation of the pool; bytes as the pool rounds them."""
 
-    def settle() -> None:
-        pool.free(blocks.pop(pending.popleft()))
+    key: str
+    nbytes: int
+    role: str
 
-    for action in schedule.actions:
-        if isinstance(action, Alloc):
-            while pending and ends():
-                settle()
-            buffer = action.buffer
-            role = pool_role(schedule.graph, schedule.plan, buffer)
-            block = pool.try_allocate(buffer.nbytes, role, buffer.key)
-            while block is None and pending:
-                settle()
-                block = pool.try_allocate(buffer.nbytes, role, buffer.key)
-            if block is None:
-                return max(round_up(buffer.nbytes, GRANULARITY) - pool.reach(role), GRANULARITY)
-            blocks[buffer.key] = block
-        elif isinstance(action, Free) and action.until >= 0:
-            pending.extend(b.key for b in action.frees)
-        elif isinstance(action, Free):
-            for buffer in action.frees:
-                pool.free(blocks.pop(buffer.key))
-        elif isinstance(action, AwaitReleases):
-            while pending:
-                settle()
-    return 0
+
+class _Give(NamedTuple):
+    """Buffers that go back: now, or `late`, with their release."""
+
+    keys: tuple[str, ...]
+    late: bool
+
+
+class _Replay:
+    """A schedule's allocations, as `Pool` would serve them, thousands of times: what they have in common is worked out
+    once, and a list of free blocks is all that a replay needs of a pool."""
+
+    def __init__(self, schedule: Schedule, fit: Fit) -> None:
+        self.fit = fit
+        self.events: list[_Take | _Give | None] = []  # None: all releases are awaited
+        self.nbytes: dict[str, int] = {}
+        for action in schedule.actions:
+            if isinstance(action, Alloc):
+                key, nbytes = action.buffer.key, round_up(action.buffer.nbytes, GRANULARITY)
+                self.nbytes[key] = nbytes
+                self.events.append(_Take(key, nbytes, pool_role(schedule.graph, schedule.plan, action.buffer)))
+            elif isinstance(action, Free):
+                self.events.append(_Give(tuple(b.key for b in action.frees), action.until >= 0))
+            elif isinstance(action, AwaitReleases):
+                self.events.append(None)
+        self.waits = any(isinstance(event, _Give) and event.late for event in self.events)
+
+    def missing(self, nbytes: int, ends: Ends) -> int:
+        """Bytes that were missing at a dead end; 0 where the iteration runs through."""
+        free = FreeList()
+        free.add_chunk(0, nbytes)
+        choose, places, pending = self.fit.choose, dict[str, int](), deque[str]()
+
+        def give(key: str) -> None:
+            free.give(places.pop(key), self.nbytes[key])
+
+        for event in self.events:
+            if isinstance(event, _Take):
+                while pending and ends():
+                    give(pending.popleft())
+                address = choose(free, event.nbytes, event.role)
+                while address is None and pending:
+                    give(pending.popleft())
+                    address = choose(free, event.nbytes, event.role)
+                if address is None:
+                    return max(event.nbytes - self.fit.reach(free, event.role), GRANULARITY)
+                free.cut(address, event.nbytes)
+                places[event.key] = address
+            elif event is None:
+                while pending:
+                    give(pending.popleft())
+            elif event.late:
+                pending.extend(event.keys)
+            else:
+                for key in event.keys:
+                    give(key)
+        return 0

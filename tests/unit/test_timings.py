@@ -1,0 +1,70 @@
+"""Replays of a schedule's allocations at many release timings: what they say is what a pool says."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from minidnn.memory.fit import FITS, named_fit
+from minidnn.memory.pool import Block, Pool
+from minidnn.memory.sizing import smallest_pool
+from minidnn.memory.trace import GRANULARITY
+from minidnn.profile.model import modelled
+from minidnn.run.choose import Options, choose
+from minidnn.schedule.actions import Alloc, AwaitReleases, Free, Schedule
+from minidnn.schedule.lifetimes import pool_role, trace
+from minidnn.schedule.timings import Ends, _Replay, _timing, observe
+from minidnn.units import round_up
+
+from .simulated import graph_of
+
+
+def live(mode: str, fit: str) -> Schedule:
+    graph = graph_of("smallvgg", 4)
+    return choose(graph, mode, modelled(graph, "k40"), Options(placement="live", fit=fit, budget=2**40))
+
+
+def missing(schedule: Schedule, fit: str, nbytes: int, ends: Ends) -> int:
+    """The same with a pool, as an executor uses it."""
+    pool, blocks, pending = Pool(nbytes, fit), dict[str, Block](), deque[str]()
+    for action in schedule.actions:
+        if isinstance(action, Alloc):
+            while pending and ends():
+                pool.free(blocks.pop(pending.popleft()))
+            role = pool_role(schedule.graph, schedule.plan, action.buffer)
+            block = pool.try_allocate(action.buffer.nbytes, role)
+            while block is None and pending:
+                pool.free(blocks.pop(pending.popleft()))
+                block = pool.try_allocate(action.buffer.nbytes, role)
+            if block is None:
+                return max(round_up(action.buffer.nbytes, GRANULARITY) - pool.reach(role), GRANULARITY)
+            blocks[action.buffer.key] = block
+        elif isinstance(action, Free) and action.until >= 0:
+            pending.extend(b.key for b in action.frees)
+        elif isinstance(action, Free):
+            for buffer in action.frees:
+                pool.free(blocks.pop(buffer.key))
+        elif isinstance(action, AwaitReleases):
+            while pending:
+                pool.free(blocks.pop(pending.popleft()))
+    return 0
+
+
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("mode", ["vdnn++:all(m)", "vdnn++:conv(p)", "vdnn:all(m)"])
+def test_a_replay_misses_what_a_pool_misses(mode: str, fit: str) -> None:
+    schedule = live(mode, fit)
+    searched = smallest_pool(trace(schedule.graph, schedule.plan, schedule.actions), fit).nbytes
+    replay = _Replay(schedule, named_fit(fit))
+    for number in range(40):
+        nbytes = searched + (number % 5 - 2) * 4 * GRANULARITY
+        assert replay.missing(nbytes, _timing(number)) == missing(schedule, fit, nbytes, _timing(number))
+
+
+@pytest.mark.parametrize("fit", ["best-fit", "first-fit"])
+def test_the_observed_size_serves_every_timing(fit: str) -> None:
+    schedule = live("vdnn++:all(m)", fit)
+    found = observe(schedule, fit, timings=100)
+    assert found.dead_ends == sum(missing(schedule, fit, found.searched, _timing(n)) > 0 for n in range(102)) > 0
+    assert not any(missing(schedule, fit, found.nbytes, _timing(n)) for n in range(102))
