@@ -12,6 +12,7 @@ from minidnn.memory.sizing import smallest_pool
 from minidnn.memory.trace import GRANULARITY
 from minidnn.profile.model import modelled
 from minidnn.run.choose import Options, choose
+from minidnn.schedule import timings
 from minidnn.schedule.actions import Alloc, AwaitReleases, Free, Schedule
 from minidnn.schedule.lifetimes import pool_role, trace
 from minidnn.schedule.timings import Ends, _Replay, _timing, observe
@@ -57,8 +58,8 @@ def test_a_replay_misses_what_a_pool_misses(mode: str, fit: str) -> None:
     schedule = live(mode, fit)
     searched = smallest_pool(trace(schedule.graph, schedule.plan, schedule.actions), fit).nbytes
     replay = _Replay(schedule, named_fit(fit))
-    for number in range(40):
-        nbytes = searched + (number % 5 - 2) * 4 * GRANULARITY
+    for number in range(60):
+        nbytes = round_up(searched * (number % 10 + 3) // 10, GRANULARITY)
         assert replay.missing(nbytes, _timing(number)) == missing(schedule, fit, nbytes, _timing(number))
 
 
@@ -68,3 +69,14 @@ def test_the_observed_size_serves_every_timing(fit: str) -> None:
     found = observe(schedule, fit, timings=100)
     assert found.dead_ends == sum(missing(schedule, fit, found.searched, _timing(n)) > 0 for n in range(102)) > 0
     assert not any(missing(schedule, fit, found.nbytes, _timing(n)) for n in range(102))
+
+
+def test_a_size_must_serve_all_timings_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A larger pool may fail where a smaller one served."""
+    schedule = live("vdnn++:all(m)", "best-fit")
+    searched = smallest_pool(trace(schedule.graph, schedule.plan, schedule.actions), "best-fit").nbytes
+    fails = {(searched, 1), (searched + GRANULARITY, 0)}
+    monkeypatch.setattr(timings, "_timing", lambda number: number)
+    monkeypatch.setattr(_Replay, "missing", lambda replay, nbytes, number: GRANULARITY * ((nbytes, number) in fails))
+    found = observe(schedule, "best-fit", timings=3)
+    assert (found.nbytes, found.dead_ends) == (searched + 2 * GRANULARITY, 1)
