@@ -9,13 +9,13 @@ import pytest
 from minidnn.memory.fit import FITS, named_fit
 from minidnn.memory.pool import Block, Pool
 from minidnn.memory.sizing import smallest_pool
-from minidnn.memory.trace import GRANULARITY
+from minidnn.memory.trace import GRANULARITY, KEPT
 from minidnn.profile.model import modelled
 from minidnn.run.choose import Options, choose
 from minidnn.schedule import timings
 from minidnn.schedule.actions import Alloc, AwaitReleases, Free, Schedule
 from minidnn.schedule.lifetimes import pool_role, trace
-from minidnn.schedule.timings import Ends, _Replay, _timing, observe
+from minidnn.schedule.timings import Ends, _Give, _Replay, _Take, _timing, observe
 from minidnn.units import round_up
 
 from .simulated import graph_of
@@ -80,3 +80,15 @@ def test_a_size_must_serve_all_timings_in_a_row(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(_Replay, "missing", lambda replay, nbytes, number: GRANULARITY * ((nbytes, number) in fails))
     found = observe(schedule, "best-fit", timings=3)
     assert (found.nbytes, found.dead_ends) == (searched + 2 * GRANULARITY, 1)
+
+
+def test_what_a_heuristic_cannot_reach_is_missing() -> None:
+    """`high-end` looks at the rightmost free block alone when it places what is kept, however large the others are."""
+    replay = _Replay(live("vdnn++:all(m)", "high-end"), named_fit("high-end"))
+    unit = GRANULARITY
+    replay.nbytes = {"left": 6 * unit, "middle": 2 * unit, "kept": 4 * unit}
+    replay.events = [
+        _Take("left", 6 * unit, "gradient"), _Take("middle", 2 * unit, "gradient"), _Give(("left",), False),
+        _Take("kept", 4 * unit, KEPT),
+    ]  # fmt: skip
+    assert replay.missing(10 * unit, _timing(0)) == 2 * unit
