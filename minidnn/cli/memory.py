@@ -21,6 +21,8 @@ from minidnn.errors import ArgumentError, BudgetError
 from minidnn.memory.place import intervals, place
 from minidnn.memory.sizing import smallest_pool
 from minidnn.memory.trace import aggregate_peak, load_trace, save_trace
+from minidnn.plan.registry import parse_mode
+from minidnn.run.choose import check_placement
 from minidnn.run.footprint import footprint
 from minidnn.schedule.actions import Schedule
 from minidnn.schedule.lifetimes import trace
@@ -72,6 +74,7 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             if getattr(args, name) is not None:
                 raise ArgumentError(f"--{name.replace('_', '-')} goes with a MODEL; a --trace has --fit alone")
         return _foreign(args, console)
+    check_placement(parse_mode(args.mode), args.placement)
     graph = training_graph(args, args.mode)
     profile = profile_for(args, graph)
     check_rule(args.mode, profile)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import pairwise
+from math import isnan
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -69,9 +69,9 @@ class Parser(argparse.ArgumentParser):
         named: dict[str, str] = {}
         given = [(a, value) for a in self._actions if isinstance(value := getattr(namespace, a.dest, None), str)]
         for action, text in given:
-            if action.type in (path, source):
-                for file in filter(os.path.isfile, (text, text.partition(":")[0])):
-                    named[os.path.realpath(file)] = _called(action)
+            file = text if action.type is path else _file_of(text) if action.type is source else ""
+            if os.path.isfile(file):
+                named[os.path.realpath(file)] = _called(action)
         for action, text in given:
             if action.type in (appended, drawing, output):
                 first = named.setdefault(os.path.realpath(text), _called(action))
@@ -80,6 +80,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ArgumentError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
+
+
+def _file_of(text: str) -> str:
+    """The file that a `source` names: what has a suffix and is no number."""
+    file = os.path.expanduser(text.partition(":")[0])
+    return file if os.path.splitext(file)[1] and isnan(parse_number(file)) else ""
 
 
 def _called(action: argparse.Action) -> str:
@@ -123,19 +129,33 @@ class Console:
         os.close(nowhere)
 
 
+def _put(part: Path, final: Path) -> None:
+    """Give a whole file its name. Where the folder forbids that, or the name is a mount, its content goes there."""
+    import shutil
+
+    if final.exists():
+        shutil.copymode(final, part)
+    try:
+        part.replace(final)
+    except OSError:
+        shutil.copyfile(part, final)
+        part.unlink()
+
+
 @contextmanager
 def writing(file: str) -> Iterator[Path]:
     """Write a file that the user named: it is the old one until the new one is whole, whatever stops the writing.
     Raises ArgumentError naming it where the disk is full or forbids it."""
+    from tempfile import gettempdir
+
     plain = not os.path.exists(file) or os.path.isfile(file)  # else a device or a pipe: nothing to keep
     final = Path(os.path.realpath(file) if plain else file)  # what a link leads to is replaced, not the link
-    part = final.with_name(f".minidnn-{os.urandom(8).hex()}.part") if plain else final
+    folder = final.parent if os.access(final.parent, os.W_OK) else Path(gettempdir())
+    part = folder / f".minidnn-{os.urandom(8).hex()}.part" if plain else final
     try:
         yield part
         if plain:
-            if final.exists():
-                shutil.copymode(final, part)
-            part.replace(final)
+            _put(part, final)
     except BaseException as error:  # Ctrl-C too
         if plain:
             with suppress(OSError):
@@ -218,8 +238,8 @@ def size(text: str) -> int:
 @option_type
 def path(text: str) -> str:
     """The path of a file or directory."""
-    if not text:
-        raise ArgumentError("'' is no path; name a file or directory")
+    if not text or "\0" in text:
+        raise ArgumentError(f"{text!r} is no path; name a file or directory")
     return text
 
 
@@ -241,9 +261,11 @@ def output(text: str) -> str:
 
 def _output(text: str) -> str:
     """What can be known to fail at the end fails now."""
-    folder = os.path.dirname(text) or "."
-    if not text or os.path.isdir(text):
-        raise ArgumentError(f"{text!r} is a directory; name a file" if text else "'' is no path; name a file")
+    folder = os.path.dirname(os.path.realpath(text) if os.path.islink(text) else text) or "."
+    if not text or "\0" in text:
+        raise ArgumentError(f"{text!r} is no path; name a file")
+    if os.path.isdir(text):
+        raise ArgumentError(f"{text!r} is a directory; name a file")
     try:
         os.stat(text)
     except (FileNotFoundError, NotADirectoryError):
@@ -252,8 +274,7 @@ def _output(text: str) -> str:
         raise ArgumentError(f"{shown(text)} cannot be written: {error.strerror}; name another file") from None
     if not os.path.isdir(folder):
         raise ArgumentError(f"{text!r} cannot be written: there is no folder {folder}; make it, or name another file")
-    places = [folder] if not os.path.exists(text) else [text, folder] if os.path.isfile(text) else [text]
-    if not all(os.access(place, os.W_OK) for place in places):  # a file is written beside the old one, then renamed
+    if not os.access(text if os.path.exists(text) else folder, os.W_OK):
         raise ArgumentError(f"{text!r} cannot be written: no permission, or a read-only file system; name another file")
     return text
 

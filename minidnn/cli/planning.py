@@ -10,7 +10,7 @@ from pathlib import Path
 
 from minidnn import nn, optim
 from minidnn.arguments import number, shown
-from minidnn.cli.options import count, source
+from minidnn.cli.options import count, path, source
 from minidnn.errors import ArgumentError
 from minidnn.graph.graph import Graph, Target
 from minidnn.models import create
@@ -33,7 +33,7 @@ def add_source(parser: argparse.ArgumentParser, batch: int = 64) -> None:
     group = parser.add_argument_group("plan")
     group.add_argument("--batch", type=count, default=batch, metavar="N", help=f"images in a batch (default: {batch})")
     times = group.add_mutually_exclusive_group()
-    times.add_argument("--profile", "--workspaces", type=source, metavar="F", help=PROFILE_HELP)
+    times.add_argument("--profile", "--workspaces", type=path, metavar="F", help=PROFILE_HELP)
     times.add_argument("--gpu", metavar="G", help=GPU_HELP)
 
 
@@ -114,10 +114,10 @@ def _target(args: argparse.Namespace) -> Target:
 
 def _measured_target(args: argparse.Namespace) -> Target | None:
     """What a measured profile was measured for, unless `--target` names another."""
-    if args.profile is None or args.target is not None:
+    target = None if args.profile is None else Profile.load(Path(args.profile)).target
+    if target is None or args.target not in (None, target.name):
         return None
-    target = Profile.load(Path(args.profile)).target
-    if target is not None and target.precision != args.precision:
+    if target.precision != args.precision:
         raise ArgumentError(
             f"--precision is {args.precision}; profile {args.profile} was measured at {target.precision}: "
             f"add --precision {target.precision}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from minidnn.arguments import choice, is_count, shown
@@ -67,8 +67,8 @@ class Options:
     def check_names(self, graph: Graph) -> None:
         """Raises ArgumentError for an op or a tensor that a training graph does not have."""
         packed = self.compress if isinstance(self.compress, tuple) else ()
-        _check_names("algorithms", self.algorithms, "op", [op.name for op in graph.ops])
-        _check_names("compress", packed, "tensor", [layer.x for layer in graph.layers])
+        _check_names("algorithms", self.algorithms, "op", {op.name for op in graph.ops}, graph.ops[0].name)
+        _check_names("compress", packed, "tensor", graph.tensors, graph.layers[-1].x)
 
     def allow(self, schedule: Schedule) -> bool:
         """Whether a schedule keeps the limits."""
@@ -77,12 +77,11 @@ class Options:
         )
 
 
-def _check_names(argument: str, given: Iterable[str], what: str, names: Sequence[str]) -> None:
+def _check_names(argument: str, given: Iterable[str], what: str, known: Container[str], example: str) -> None:
     for name in given:
-        if name not in names:
+        if name not in known:
             raise ArgumentError(
-                f"{argument} names {shown(name)}, which is no {what} of this network; use names such as "
-                f"{', '.join(names[:4])}"
+                f"{argument} names {shown(name)}, which is no {what} of this network; use names such as {example}"
             )
 
 
@@ -139,6 +138,12 @@ def smallest(
     return min(found, key=lambda schedule: schedule.peak_bytes)
 
 
+def check_placement(mode: Mode, placement: str) -> None:
+    """Raises ArgumentError for a mode that cannot be placed so."""
+    if mode.family in PLANNERS and placement == "live":
+        raise ArgumentError(f"placement is 'live'; memory mode {mode} orders its copies by offsets: use 'planned'")
+
+
 def candidates(
     graph: Graph, mode: Mode, profile: Profile, options: Options, persistent: Mapping[str, int] | None = None
 ) -> Iterator[Schedule]:
@@ -155,8 +160,7 @@ def _judged(
     refused: BudgetError | None = None
     served = False
     planner = mode.family in PLANNERS
-    if planner and options.placement == "live":
-        raise ArgumentError(f"placement is 'live'; memory mode {mode} orders its copies by offsets: use 'planned'")
+    check_placement(mode, options.placement)
     timed = with_times(graph, profile) if planner else profile
     pool = _pool(graph, profile, options, persistent)
     proposals = POLICIES[mode.family](Request(graph, timed, mode, options.order, pool))

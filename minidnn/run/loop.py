@@ -261,6 +261,7 @@ class _Run:
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint."""
+        path = checkpoints.find(path)
         trainer, found = self.trainer, checkpoints.read(path)
         for key, own in self._same.items():
             if found.state.get(key) != own:

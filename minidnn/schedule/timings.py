@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
+from minidnn.errors import BudgetError
 from minidnn.memory.fit import Fit, named_fit
 from minidnn.memory.freelist import FreeList
 from minidnn.memory.sizing import smallest_pool
@@ -52,7 +53,7 @@ def _timing(number: int) -> Ends:
 def observe(schedule: Schedule, fit: str, timings: int = TIMINGS) -> Observed:
     """Replay the schedule's allocations at many release timings, in pools with heuristic `fit`.
 
-    Raises BudgetError where the heuristic serves the trace from no size of pool.
+    Raises BudgetError where the heuristic serves the trace, or one of the timings, from no size of pool.
     """
     searched = need = smallest_pool(trace(schedule.graph, schedule.plan, schedule.actions), fit).nbytes
     replay = _Replay(schedule, named_fit(fit))
@@ -62,6 +63,11 @@ def observe(schedule: Schedule, fit: str, timings: int = TIMINGS) -> Observed:
     while served < count:  # in a row: a larger pool may fail where a smaller one served
         missing = replay.missing(need, _timing(number))
         if missing:
+            if replay.missing(replay.enough, _timing(number)):
+                raise BudgetError(
+                    f"{fit} serves memory mode {schedule.plan.mode} from no size of pool when releases are late; "
+                    "choose another fit"
+                )
             need, served = round_up(need + missing, GRANULARITY), 0
         else:
             number, served = (number + 1) % count, served + 1
@@ -100,6 +106,8 @@ class _Replay:
                 self.events.append(_Give(tuple(b.key for b in action.frees), action.until >= 0))
             elif isinstance(action, AwaitReleases):
                 self.events.append(None)
+        self.enough = 2 * sum(self.nbytes.values())
+        """What fails where all requests have room side by side, twice, fails in a pool of any size: `smallest_pool`."""
         self.waits = any(isinstance(event, _Give) and event.late for event in self.events)
 
     def missing(self, nbytes: int, ends: Ends) -> int:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from minidnn.cli import main
-from minidnn.cli.options import drawing, output, writing
+from minidnn.cli import main, train
+from minidnn.cli.options import Parser, drawing, output, writing
+from minidnn.cli.planning import add_density
 from tests.cli import minidnn, refuse
 
 TRAIN = ("train", "smallnet", "--data", "digits", "--device", "host", "--batch", "128")
@@ -81,6 +82,45 @@ def test_ctrl_c_leaves_no_half_of_a_new_file(tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             interrupted_at(file)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("old", "old")]
+
+
+@pytest.mark.parametrize("refusing", ["access", "replace"])
+def test_where_a_folder_takes_no_new_file_the_old_one_gets_the_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusing: str
+) -> None:
+    """A folder without permission, somebody else's file in one like /tmp, or a name on which a file is mounted."""
+    file = tmp_path / "file"
+    file.write_text("old")
+
+    def replace(part: Path, final: Path) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    if refusing == "access":
+        monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    else:
+        monkeypatch.setattr(Path, "replace", replace)
+    with writing(str(file)) as path:
+        path.write_text("new")
+        assert (path.parent == tmp_path) == (refusing == "replace")
+        assert file.read_text() == "old"
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "new")]
+
+
+def test_a_link_counts_for_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("nowhere/file")
+    with pytest.raises(argparse.ArgumentTypeError, match=r"there is no folder .*nowhere; make it"):
+        output(str(tmp_path / "link"))
+
+
+@pytest.mark.parametrize("line", ["--log vgg11", "--log digits", "--log 0.5"])
+def test_a_name_or_a_number_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("vgg11", "digits", "0.5"):
+        (tmp_path / name).write_text("an earlier run")
+    parser = Parser(prog="train")
+    train.add_arguments(parser)
+    add_density(parser)
+    parser.parse_args(["vgg11", "--data", "digits", "--density", "0.5", *line.split()])
 
 
 def test_a_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:

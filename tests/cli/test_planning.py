@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minidnn import Trainer, models, nn, optim
+from minidnn.graph.build import build
+from minidnn.graph.graph import Target
+from minidnn.profile.model import modelled
 from minidnn.units import format_size
 from tests.cli import json_of, minidnn, refuse, succeed
 
@@ -213,6 +217,21 @@ def test_all_modes_are_compared_but_for_planners_where_placement_is_live() -> No
     said = refuse("train", "smallvgg", "--device", "host", "--placement", "live", "--budget", "1KiB")
     assert "base, keep and vdnn++ do not fit" in said
     assert "best" not in said
+    said = refuse("memory", "smallvgg", "--gpu", "k40", "--placement", "live", "--mode", "autoswap")
+    assert "memory mode autoswap orders its copies by offsets: use 'planned'" in said
+
+
+def test_a_profile_says_in_which_layout_its_target_was_measured(tmp_path: Path) -> None:
+    """A card without tensor cores measures NCHW at every precision."""
+    target = Target("native", "tf32", "NCHW")
+    net = models.create("smallvgg")
+    graph = build(net, nn.CrossEntropyLoss(), (4, 1, 8, 8), target, optimizer=optim.SGD(0.01, momentum=0.9))
+    replace(modelled(graph, "t4"), target=target).save(tmp_path / "t4.json")
+    case = ("memory", "smallvgg", "--batch", "4", "--precision", "tf32", "--profile", str(tmp_path / "t4.json"))
+    given, named = json_of(*case, "--mode", "keep(m)"), json_of(*case, "--mode", "keep(m)", "--target", "native")
+    assert given == named
+    said = refuse(*case[:4], *case[6:], "--target", "native")
+    assert "--precision is fp32" in said
 
 
 def test_where_no_mode_fits_nothing_is_written_and_one_sentence_says_so(tmp_path: Path) -> None:

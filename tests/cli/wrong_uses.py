@@ -209,7 +209,7 @@ USES = (
         "'classifier.2.bias', 'classifier.2.weight'], unknown ['classifier.bias', 'classifier.weight', "
         "'features.1.bias', 'features.1.running_mean']; give those of the same network"),
     Use("minidnn train smallnet --device host --data digits --batch 32 --resume run", "CheckpointError",
-        "checkpoint run has batch_size 64; this run has 32: use the same to resume"),
+        "checkpoint run/step-00000001 has batch_size 64; this run has 32: use the same to resume"),
     Use("minidnn train smallnet --device host --data digits --checkpoint net.py", "CheckpointError",
         "checkpoint directory net.py cannot be written: it is a file or a link; name another"),
     Use("minidnn train smallnet --device host --data digits --checkpoint /dev/null", "CheckpointError",
@@ -348,7 +348,7 @@ USES = (
         "optimizer is 0.1; it must be an object such as optim.SGD(lr=0.1)"),
     Use('Trainer(net, loss, sgd, batch=4, device="host", compress=("conv1",))',
         "ArgumentError",
-        "compress names 'conv1', which is no tensor of this network; use names such as input, 0.y, 3.y"),
+        "compress names 'conv1', which is no tensor of this network; use names such as 3.y"),
     Use('Trainer(net, loss, sgd, batch=4, device="host", algorithms={"0:forward": "fast"})',
         "ArgumentError",
         "algorithms has 'fast' for '0:forward'; it must be an Algorithm with a workspace of 0 or more bytes"),

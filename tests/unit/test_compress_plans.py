@@ -255,3 +255,13 @@ def test_rates_between_two_densities_are_between_their_rates() -> None:
     assert rates.unpack_ms(3_000_000, 0.75) == pytest.approx(1.0)
     assert rates.pack_ms(2_000_000, 2.0) == rates.pack_ms(2_000_000, 1.0) == pytest.approx(2.0)
     assert rates.pack_ms(4_000_000, 0.0) == pytest.approx(1.0)
+
+
+def test_every_tensor_may_be_named_that_a_plan_may_compress() -> None:
+    """Statistics of batch normalization too, which are no layer's input."""
+    graph = simulated.graph_of("vgg11_bn", 2)
+    names = tuple(graph.tensors)
+    assert any(name.endswith(".invstd") for name in names)
+    Options(compress=names).check_names(graph)
+    with pytest.raises(ArgumentError, match="compress names 'features', which is no tensor of this network"):
+        Options(compress=("features",)).check_names(graph)

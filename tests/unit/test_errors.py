@@ -29,7 +29,7 @@ CONSTANT = {
         "batch_norm_backward: relu needs Y",
     ),
     "the argument's value is said in words": (
-        "'' is no path", "loss is None", "input_shape is None", "update is 'per-layer'", "timelines is empty",
+        "loss is None", "input_shape is None", "update is 'per-layer'", "timelines is empty",
         "precision is 'fp64'", "placement is 'live'", "loss is not CrossEntropyLoss", "layer is this Sequential",
         "net is in another trainer", "net has no layer", "net has no weights", "the data set is empty",
         "dropout: operands must lie",

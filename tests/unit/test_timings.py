@@ -6,6 +6,8 @@ from collections import deque
 
 import pytest
 
+from minidnn.errors import BudgetError
+from minidnn.graph.graph import Target
 from minidnn.memory.fit import FITS, named_fit
 from minidnn.memory.pool import Block, Pool
 from minidnn.memory.sizing import smallest_pool
@@ -80,6 +82,13 @@ def test_a_size_must_serve_all_timings_in_a_row(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(_Replay, "missing", lambda replay, nbytes, number: GRANULARITY * ((nbytes, number) in fails))
     found = observe(schedule, "best-fit", timings=3)
     assert (found.nbytes, found.dead_ends) == (searched + 2 * GRANULARITY, 1)
+
+
+def test_timings_that_no_pool_serves_are_refused() -> None:
+    graph = graph_of("smallnet", 4, Target("native", "bf16"))
+    profile = modelled(graph, "h100")
+    with pytest.raises(BudgetError, match=r"high-end serves memory mode vdnn\+\+:conv\(p\) from no size of pool when"):
+        choose(graph, "vdnn++:conv(p)", profile, Options(placement="live", fit="high-end"))
 
 
 def test_what_a_heuristic_cannot_reach_is_missing() -> None:
