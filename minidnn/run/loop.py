@@ -261,8 +261,8 @@ class _Run:
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint."""
-        path = checkpoints.find(path)
         trainer, found = self.trainer, checkpoints.read(path)
+        path = checkpoints.find(path)  # that it is in, where `path` has several
         for key, own in self._same.items():
             if found.state.get(key) != own:
                 raise CheckpointError(

@@ -184,6 +184,14 @@ def test_in_place_of_a_damaged_checkpoint_the_one_before_it_is_resumed(tmp_path:
         assert opened.step_count == 8
 
 
+def test_a_checkpoint_without_its_state_is_named(tmp_path: Path) -> None:
+    with trainer() as opened:
+        opened.fit(data(), 1, checkpoint=tmp_path)
+    (tmp_path / "step-00000004" / "state.json").unlink()
+    with trainer() as opened, pytest.raises(CheckpointError, match=r"00000004 has a state\.json that cannot be"):
+        opened.fit(data(), 2, resume=tmp_path)
+
+
 @pytest.mark.parametrize("reason", [PermissionError(13, "Permission denied"), OSError(5, "Input/output error")])
 def test_what_the_machine_says_of_a_file_is_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: OSError
