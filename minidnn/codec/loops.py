@@ -20,6 +20,8 @@ import numba.extending
 import numpy as np
 from llvmlite import ir
 
+from minidnn.compiled import compiled
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 # numba's annotations differ between its versions; here they would only describe how code is built, not what it does.
@@ -42,11 +44,7 @@ def _compiled(*signatures: Any) -> Callable[[F], F]:
     """Compile now, for these argument types only."""
 
     def compile_now(function: F) -> F:
-        try:
-            loop: F = njit(list(signatures), nogil=True, cache=True)(function)
-        except RuntimeError:  # nowhere to write a cache
-            loop = njit(list(signatures), nogil=True)(function)
-        return loop
+        return compiled(function, signatures, nogil=True)
 
     return compile_now
 

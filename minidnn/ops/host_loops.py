@@ -11,24 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from minidnn.compiled import compiled
 
 Array = NDArray[Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
-_njit: Any = numba.njit  # numba's own annotations differ between its versions
-
 
 def kernel(function: F) -> F:
-    """Compile a loop at its first call, keep the machine code on disk where possible, and run it without the GIL."""
-    options = {"nogil": True, "error_model": "numpy"}
-    try:
-        loop: F = _njit(cache=True, **options)(function)
-    except RuntimeError:  # no folder where a cache could be written
-        loop = _njit(**options)(function)
-    return loop
+    """Compile a loop at its first call, and run it without the GIL."""
+    return compiled(function, nogil=True, error_model="numpy")
 
 
 @kernel

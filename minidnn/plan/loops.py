@@ -6,31 +6,17 @@ Tensors and ops are indices. `away[j]` says whether tensor j is offloaded; the o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from minidnn.compiled import compiled
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-F = TypeVar("F", bound=Callable[..., Any])
-
-_njit: Any = numba.njit  # numba's own annotations differ between its versions
 
 
-def kernel(function: F) -> F:
-    """Compile a loop at its first call, and keep the machine code on disk where possible."""
-    try:
-        loop: F = _njit(cache=True)(function)
-    except RuntimeError:  # no folder where a cache could be written
-        loop = _njit()(function)
-    return loop
-
-
-@kernel
+@compiled
 def chains(keys: Ints, away: Bools, order: Ints, count: int) -> tuple[Ints, Ints]:
     """Per op the tensors with that key, in `order`: the first, and for each the next; -1 ends."""
     head, following = np.full(count, -1, np.int64), np.full(len(keys), -1, np.int64)
@@ -42,7 +28,7 @@ def chains(keys: Ints, away: Bools, order: Ints, count: int) -> tuple[Ints, Ints
     return head, following
 
 
-@kernel
+@compiled
 def held_without(resident: Ints, left: Ints, needed: Ints, nbytes: Ints, away: Bools) -> Ints:
     """Bytes that stay in the pool per op when these tensors are away as long as they can be."""
     change = np.zeros(len(resident) + 1, np.int64)
@@ -58,7 +44,7 @@ def held_without(resident: Ints, left: Ints, needed: Ints, nbytes: Ints, away: B
     return held
 
 
-@kernel
+@compiled
 def place_frees(
     made: Ints, left: Ints, needed: Ints, nbytes: Ints, out_ms: Floats, copied: Bools, away: Bools, order: Ints,
     ms: Floats, occupied: Ints, pool: int, load_ms: float, starts: Floats, until: Ints,
@@ -109,7 +95,7 @@ def place_frees(
             j = left_next[j]
 
 
-@kernel
+@compiled
 def place_fetches(
     left: Ints, needed: Ints, nbytes: Ints, away: Bools, order: Ints, occupied: Ints, pool: int, layers: Ints,
     lead: int, until: Ints, fetch: Ints,
@@ -130,7 +116,7 @@ def place_fetches(
             fetch[j] = earliest = stage
 
 
-@kernel
+@compiled
 def run_clock(
     made: Ints, needed: Ints, out_ms: Floats, in_ms: Floats, away: Bools, order: Ints, needs: Ints, ms: Floats,
     load_ms: float, return_ms: float, duplex: bool, until: Ints, fetch: Ints, behind: Ints, starts: Floats,
@@ -173,7 +159,7 @@ def run_clock(
     return max(max(now, free_out) + return_ms, free_in)
 
 
-@kernel
+@compiled
 def turn_ms(
     x: Floats, y: Floats, u_f: Floats, u_b: Floats, ex_f: Floats, ex_b: Floats, rate: float, memory: float,
     held_f: float, left: float, ahead: float,
@@ -195,7 +181,7 @@ def turn_ms(
     return wait
 
 
-@kernel
+@compiled
 def idle_ms(
     x: Floats, y: Floats, u_f: Floats, u_b: Floats, ex_f: Floats, ex_b: Floats, rate: float, memory: float,
     amounts: Floats, slack: float,
@@ -219,7 +205,7 @@ def idle_ms(
     return idle + turn_ms(x, y, u_f, u_b, ex_f, ex_b, rate, memory, held_f, left, ahead)
 
 
-@kernel
+@compiled
 def undominated(a: Floats, b: Floats, c: Floats) -> Bools:
     """Which rows have no earlier row that is at most as large in every column."""
     stays = np.ones(len(a), np.bool_)

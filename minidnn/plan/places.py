@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from minidnn.plan.loops import Bools, Floats, Ints, kernel, run_clock
+from minidnn.compiled import compiled
+from minidnn.plan.loops import Bools, Floats, Ints, run_clock
 
 
-@kernel
+@compiled
 def gap(
     nbytes: Ints, first: Ints, last: Ints, low: Ints, by_low: Ints, i: int, begin: int, end: int, pool: int, where: int
 ) -> int:
@@ -37,7 +38,7 @@ def gap(
     return found
 
 
-@kernel
+@compiled
 def settle(low: Ints, by_low: Ints, i: int, address: int, new: bool) -> None:
     """Stay i gets this address; unless it is `new`, it had another."""
     at = by_low[0] + 1
@@ -57,7 +58,7 @@ def settle(low: Ints, by_low: Ints, i: int, address: int, new: bool) -> None:
     low[i] = address
 
 
-@kernel
+@compiled
 def put(
     nbytes: Ints, first: Ints, last: Ints, low: Ints, by_low: Ints, order: Ints, high: Bools, wishes: Ints, pool: int
 ) -> bool:
@@ -78,7 +79,7 @@ def put(
     return True
 
 
-@kernel
+@compiled
 def stretch(
     nbytes: Ints, first: Ints, last: Ints, low: Ints, by_low: Ints, out: Ints, back: Ints, needs: Ints, pool: int,
     until: Ints, fetch: Ints,
@@ -112,7 +113,7 @@ def stretch(
             begun = fetch[j] = max(begun, first[i])
 
 
-@kernel
+@compiled
 def reused(
     nbytes: Ints, first: Ints, last: Ints, low: Ints, out: Ints, back: Ints, until: Ints, fetch: Ints
 ) -> tuple[Ints, Ints]:
@@ -139,7 +140,7 @@ def reused(
     return waits, behind
 
 
-@kernel
+@compiled
 def layout(
     nbytes: Ints, first: Ints, last: Ints, low: Ints, order: Ints, high: Bools, wishes: Ints, out: Ints,
     back: Ints, pool: int, made: Ints, needed: Ints, out_ms: Floats, in_ms: Floats, away: Bools, natural: Ints,

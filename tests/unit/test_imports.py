@@ -34,6 +34,7 @@ ROWS = (
     ("minidnn.models",),
     ("minidnn.nn", "minidnn.optim"),
     ("minidnn.graph",),
+    ("minidnn.compiled",),
     ("minidnn.units", "minidnn.progress"),
     ("minidnn.arguments",),
     ("minidnn.errors",),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import sys
+from typing import Any
 
 import pytest
 
 from minidnn import nn, optim
+from minidnn.compiled import compiled
 from minidnn.graph.build import build
 from minidnn.models import create
 from minidnn.profile.profile import Profile
@@ -50,4 +52,34 @@ def test_a_bar_waits_before_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", terminal)
     with bar("short") as done:
         done.update()
+    assert terminal.getvalue() == ""
+
+
+def test_a_terminal_sees_what_is_compiled_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def inner(number: int) -> int:
+        return 2 * number
+
+    def outer(number: int) -> int:
+        return called(number) + 1  # type: ignore[no-any-return]
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    for function in (inner, outer):
+        function.__module__ = "minidnn.somewhere"
+    called: Any = compiled(inner)
+    loop = compiled(outer)
+    assert terminal.getvalue() == ""
+    assert loop(3) == 7
+    said = terminal.getvalue()
+    assert "compiling outer, once" in said
+    assert "inner" not in said
+    assert said.endswith("\r")
+    assert loop(4) == 9
+    assert terminal.getvalue() == said
+
+
+def test_what_others_compile_is_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert compiled(lambda number: number + 1)(1) == 2
     assert terminal.getvalue() == ""

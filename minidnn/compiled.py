@@ -1,0 +1,51 @@
+"""Loops that numba compiles, in one way for all of minidnn: the machine code stays on disk where possible, and a
+terminal sees what the first use after an installation spends seconds on.
+
+Modules that import this one are imported when there is something to compute: minidnn itself never waits for numba.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numba
+from numba.core import event as events
+
+from minidnn.progress import bar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_njit: Any = numba.njit  # numba's own annotations differ between its versions
+
+
+def compiled(function: F, signatures: Sequence[Any] | None = None, **options: Any) -> F:
+    """The function as machine code: for these signatures now, else for each kind of arguments at the first call with
+    it. `options` are numba's."""
+    chosen = () if signatures is None else (list(signatures),)
+    try:
+        loop: F = _njit(*chosen, cache=True, **options)(function)
+    except RuntimeError:  # no folder where a cache could be written
+        loop = _njit(*chosen, **options)(function)
+    return loop
+
+
+class _Bars(events.Listener):  # type: ignore[misc,unused-ignore]
+    """A bar while one of minidnn's loops is compiled, and what that calls. What comes from disk is no such event."""
+
+    def __init__(self) -> None:
+        self.shown: list[Any] = []
+
+    def on_start(self, event: Any) -> None:
+        function = event.data["dispatcher"].py_func
+        ours = str(function.__module__).partition(".")[0] == "minidnn"
+        first = ours and all(shown is None for shown in self.shown)
+        self.shown.append(bar(f"compiling {function.__name__}, once", delay=0.0) if first else None)
+
+    def on_end(self, event: Any) -> None:
+        shown = self.shown.pop()
+        if shown is not None:
+            shown.close()
+
+
+events.register("numba:compile", _Bars())  # type: ignore[no-untyped-call,unused-ignore]
