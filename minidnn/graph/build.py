@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from minidnn.arguments import choice, shown
 from minidnn.errors import ArgumentError
 from minidnn.graph.emit import Scope, Writer, scalars_tensor
 from minidnn.graph.graph import Graph, LayerInfo, Target
+from minidnn.graph.op import Op
 from minidnn.graph.tensor import Role, Tensor
 from minidnn.nn.activation import ReLU
 from minidnn.nn.layer import calling
@@ -48,14 +50,23 @@ def build(
     if len(shape) < 2 or min(shape) < 1:
         raise ArgumentError(f"input_shape is {list(shape)}; it must be N, C, H, W, each 1 or more")
 
-    writer = Writer(target, training, accumulate)
-    scopes, output = _forward(writer, net, loss, shape, own_input)
-    if training:
-        assert optimizer is not None
-        writer.backward = True
-        _backward(writer, scopes, optimizer if update == "per-layer" else None)
-        if update == "at-end":
-            _update(writer, optimizer, _gradients(writer), scopes[-1][1].index, "update", max_norm)
+    def written(in_place: bool) -> tuple[Writer, list[tuple[Layer, Scope]], Tensor]:
+        writer = Writer(target, training, accumulate, in_place)
+        scopes, output = _forward(writer, net, loss, shape, own_input)
+        if optimizer is not None:
+            writer.backward = True
+            _backward(writer, scopes, optimizer if update == "per-layer" else None)
+            if update == "at-end":
+                _update(writer, optimizer, _gradients(writer), scopes[-1][1].index, "update", max_norm)
+        return writer, scopes, output
+
+    writer, scopes, output = written(in_place=True)
+    if _lost(writer):
+        writer, scopes, output = written(in_place=False)
+    for op, name, by in _lost(writer):
+        raise ArgumentError(
+            f"{op.name} reads {name}, which {by.name} has overwritten; a layer must write to a tensor of its own"
+        )
     infos = tuple(LayerInfo(s.index, s.path, layer.kind, s.x.name, s.y.name) for layer, s in scopes)
     if not infos:
         raise ArgumentError("net has no layer that computes anything; append one")
@@ -97,6 +108,19 @@ def _forward(
     return scopes, output
 
 
+def _lost(writer: Writer) -> list[tuple[Op, str, Op]]:
+    """The ops that read what a layer has written and a later one has overwritten: which, what, and who did."""
+    made: dict[str, int] = {}
+    overwritten: dict[str, Op] = {}
+    found = []
+    for op in writer.ops:
+        found += [(op, name, overwritten[name]) for _, name in op.reads
+                  if name in overwritten and op.layer < overwritten[name].layer]
+        if op.forward:
+            overwritten |= {name: op for _, name in op.writes if made.setdefault(name, op.layer) != op.layer}
+    return found
+
+
 def _forward_at(layer: Layer, scope: Scope) -> Tensor:
     """`layer.forward`, with the layer's path in front of what it says."""
     with calling(layer, scope.path, "forward") as name:
@@ -107,9 +131,17 @@ def _forward_at(layer: Layer, scope: Scope) -> Tensor:
 
 
 def _backward_at(layer: Layer, scope: Scope, dy: Tensor) -> Tensor | None:
-    """`layer.backward`, of a layer that has one."""
-    with calling(layer, scope.path, "backward", "a layer that is trained"):
-        return layer.backward(scope, dy)
+    """`layer.backward`, of a layer that has one; None where the gradient of its input is not needed."""
+    with calling(layer, scope.path, "backward", "a layer that is trained") as name:
+        dx: object = layer.backward(scope, dy)
+    if not scope.needs_dx:
+        return None
+    if not isinstance(dx, Tensor) or prod(dx.shape) != prod(scope.shape):
+        raise ArgumentError(
+            f"{name}: backward returned {shown(dx)}; "
+            "it must return the gradient of its input, a Tensor such as scope.dx()"
+        )
+    return dx
 
 
 def _input(writer: Writer, shape: tuple[int, ...], own: bool) -> Tensor:

@@ -7,7 +7,6 @@ the gradient that it makes must be masked for the ReLU in front of it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 from minidnn.graph.graph import Target
@@ -18,11 +17,12 @@ from minidnn.graph.tensor import Role, Tensor
 @dataclass(slots=True)
 class Writer:
     """Collects the ops and tensors of one iteration. `accumulate`: gradients are added to those of earlier
-    micro-batches instead of replacing them."""
+    micro-batches instead of replacing them. `in_place`: the loss may overwrite the logits."""
 
     target: Target
     training: bool = True
     accumulate: bool = False
+    in_place: bool = True
     ops: list[Op] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     backward: bool = False
@@ -137,8 +137,3 @@ def scalars_tensor(writer: Writer) -> Tensor:
     from minidnn.graph.op import SCALARS_LENGTH
 
     return writer.tensor("scalars", (SCALARS_LENGTH,), "float64", Role.SCALARS)
-
-
-def elements(shape: tuple[int, ...]) -> int:
-    """Number of elements of a shape."""
-    return prod(shape)

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -80,6 +80,19 @@ class Parameter:
         return prod(self.shape)
 
 
+class WeightOwner(Protocol):
+    """Who has newer weights than the layers' own: a trainer, while it is open."""
+
+    net: Any
+    """The network that it trains."""
+
+    def pull(self) -> None:
+        """Bring the network's weights up to date."""
+
+    def push(self) -> None:
+        """Take the network's weights over."""
+
+
 class Layer:
     """Base of all layers. A new layer is one subclass: `infer`, `forward`, and, if it has a gradient, `backward`."""
 
@@ -89,6 +102,9 @@ class Layer:
     """Whether a ReLU that follows is computed in place by this layer's forward op."""
     masks: bool = False
     """Whether `backward` can zero dX where X <= 0, so that the ReLU in front needs no op of its own (native)."""
+
+    owner: WeightOwner | None = None
+    """The open trainer that has this layer's weights."""
 
     def __init__(self) -> None:
         self.parameters: dict[str, Parameter] = {}

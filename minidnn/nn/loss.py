@@ -43,7 +43,8 @@ class CrossEntropyLoss(Loss):
     """-log softmax(logits)[label], mean over the batch; logits [N,K], labels int64 [N] in 0..K-1.
 
     `weight` [K] weighs classes, `label_smoothing` in [0, 1] mixes in the uniform distribution (PyTorch's meaning).
-    The softmax happens in place on the logits: it is the papers' softmax layer.
+    The softmax happens in place on the logits, as the papers' softmax layer does, unless the layer in front reads its
+    output again in backward (a ReLU, a Sigmoid, a pool of the papers' graph).
     """
 
     kind = "softmax"
@@ -89,21 +90,27 @@ class CrossEntropyLoss(Loss):
             return None
         return scope.writer.tensor("class_weight", self.weight.shape, scope.target.weight_dtype, Role.STATISTIC)
 
+    def _probabilities(self, scope: Scope) -> Tensor:
+        x = scope.x
+        if scope.writer.in_place:
+            return x
+        return scope.writer.tensor(f"{scope.path}.y", x.shape, x.dtype, Role.ACTIVATION, x.layout)
+
     def forward(self, scope: Scope) -> Tensor:
-        logits = scope.x
+        y = self._probabilities(scope)
         scope.emit(
             "loss", "cross_entropy_forward",
-            [("x", logits), ("labels", self._labels(scope)), ("scalars", scope.scalars()),
+            [("x", scope.x), ("labels", self._labels(scope)), ("scalars", scope.scalars()),
              ("class_weight", self._class_weight(scope))],
-            [("y", logits), ("loss", self._loss(scope))], label_smoothing=self.label_smoothing,
+            [("y", y), ("loss", self._loss(scope))], label_smoothing=self.label_smoothing,
         )  # fmt: skip
-        return logits
+        return y
 
     def backward(self, scope: Scope, dy: Tensor) -> Tensor | None:
         dx = scope.dx()
         scope.emit(
             "backward_data", "cross_entropy_backward",
-            [("y", scope.x), ("labels", self._labels(scope)), ("scalars", scope.scalars()),
+            [("y", self._probabilities(scope)), ("labels", self._labels(scope)), ("scalars", scope.scalars()),
              ("class_weight", self._class_weight(scope))],
             [("dx", dx)], label_smoothing=self.label_smoothing,
         )  # fmt: skip

@@ -7,8 +7,9 @@ import pytest
 from minidnn import nn, optim
 from minidnn.errors import ArgumentError, ShapeError
 from minidnn.graph.build import build
+from minidnn.graph.emit import Scope
 from minidnn.graph.graph import Graph, Target
-from minidnn.graph.tensor import Role
+from minidnn.graph.tensor import Role, Tensor
 
 NATIVE = Target("native")
 BF16 = Target("native", "bf16", "NHWC")
@@ -194,3 +195,58 @@ def test_a_network_without_weights_cannot_train() -> None:
         graph(nn.Sequential(nn.AvgPool2d(8), nn.Flatten()))
     with pytest.raises(ArgumentError, match="loss is None"):
         build(small(), None, (2, 3, 8, 8), optimizer=optim.SGD(0.1))
+
+
+def test_the_loss_writes_over_the_logits_unless_they_are_read_again() -> None:
+    plain = build(nn.Sequential(nn.Linear(5, 3)), nn.CrossEntropyLoss(), (4, 5), optimizer=optim.SGD(0.1))
+    assert ("y", "0.y") in next(op for op in plain.ops if op.kind == "loss").writes
+    kept = build(nn.Sequential(nn.Linear(5, 3), nn.ReLU()), nn.CrossEntropyLoss(), (4, 5), optimizer=optim.SGD(0.1))
+    assert ("y", "loss.y") in next(op for op in kept.ops if op.kind == "loss").writes
+    assert kept.output == "0.y"
+    seen = build(nn.Sequential(nn.Linear(5, 3), nn.ReLU()), nn.CrossEntropyLoss(), (4, 5))
+    assert "loss.y" not in seen.tensors  # no backward, no second tensor
+
+
+class Own(nn.Layer):
+    """A user's layer: tanh, written well or with one mistake."""
+
+    kind = "activation"
+
+    def __init__(self, in_place: bool = False, returned: object = "dx") -> None:
+        super().__init__()
+        self.in_place, self.returned = in_place, returned
+
+    def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape
+
+    def forward(self, scope: Scope) -> Tensor:
+        y = scope.x if self.in_place else scope.activation(scope.x.shape, scope.x.layout)
+        scope.emit("forward", "activation_forward", [("x", scope.x)], [("y", y)], function="tanh", negative_slope=0.0)
+        return y
+
+    def backward(self, scope: Scope, dy: Tensor) -> Tensor | None:
+        dx = scope.dx()
+        scope.emit(
+            "backward_data", "activation_backward", [("saved", scope.y), ("dy", dy)], [("dx", dx)], function="tanh",
+            negative_slope=0.0,
+        )  # fmt: skip
+        return dx if self.returned == "dx" else self.returned  # type: ignore[return-value]
+
+
+def test_a_layer_that_overwrites_what_another_reads_again_is_refused() -> None:
+    def trained(*layers: nn.Layer) -> Graph:
+        return build(nn.Sequential(*layers), nn.CrossEntropyLoss(), (4, 5), optimizer=optim.SGD(0.1))
+
+    trained(nn.Linear(5, 5), Own(in_place=True), nn.Linear(5, 3))  # a Linear does not read its output again
+    said = r"^1:backward_data reads 1\.y, which 2:forward has overwritten; a layer must write to a tensor of its own"
+    with pytest.raises(ArgumentError, match=said):
+        trained(nn.Linear(5, 5), Own(), Own(in_place=True), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("returned", [None, 3, Tensor("dx", (4, 6), "float32", Role.GRADIENT)])
+def test_a_backward_that_returns_no_gradient_of_its_input_is_refused(returned: object) -> None:
+    net = nn.Sequential(nn.Linear(5, 5), Own(returned=returned), nn.Linear(5, 3))
+    with pytest.raises(ArgumentError, match=r"layer 1 \(Own\): backward returned .*; it must return the gradient of"):
+        build(net, nn.CrossEntropyLoss(), (4, 5), optimizer=optim.SGD(0.1))
+    first = nn.Sequential(Own(returned=returned), nn.Linear(5, 3))  # where nobody needs that gradient
+    build(first, nn.CrossEntropyLoss(), (4, 5), optimizer=optim.SGD(0.1))
