@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--seed", type=seed, default=0, metavar="N", help="of weights, order, dropout (default: 0)")
     run.add_argument("--device", default="auto", metavar="D", help="auto, host, cuda or cuda:1 (default: auto)")
     run.add_argument("--deterministic", action="store_true", help="use deterministic CUDA algorithms alone")
-    run.add_argument("--graph", action="store_true", help="issue each iteration as one CUDA graph (base and keep)")
+    run.add_argument("--graph", action="store_true", help="issue iterations as CUDA graphs (base, keep and planners)")
     add_optimizer(parser.add_argument_group("optimizer"))
     memory = add_planning(parser)
     memory.add_argument("--memory", default="base", metavar="MODE", help=MODE_HELP)

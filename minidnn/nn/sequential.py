@@ -5,24 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import prod
 from numbers import Integral
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 import numpy as np
 
 from minidnn.arguments import count, failure, sample_shape, seed_of, shown
 from minidnn.errors import ArgumentError, CheckpointError, ShapeError
 from minidnn.graph.tensor import Role
-from minidnn.nn.layer import Layer, Parameter, calling
-
-
-class WeightOwner(Protocol):
-    """Who has newer weights than the network's own: a trainer, while it is open."""
-
-    def pull(self) -> None:
-        """Bring the network's weights up to date."""
-
-    def push(self) -> None:
-        """Take the network's weights over."""
+from minidnn.nn.layer import Layer, Parameter, WeightOwner, calling
 
 
 class Sequential(Layer):
@@ -39,7 +29,6 @@ class Sequential(Layer):
     ) -> None:
         super().__init__()
         self.input_shape = input_shape
-        self.owner: WeightOwner | None = None
         self._children: dict[str, Layer] = {}
         named = layers[0] if len(layers) == 1 and isinstance(layers[0], Mapping) else None
         pairs = named.items() if named is not None else ((str(i), layer) for i, layer in enumerate(layers))
@@ -135,6 +124,16 @@ class Sequential(Layer):
     def __iter__(self) -> Iterator[Layer]:
         return iter(self.children())
 
+    @property
+    def owners(self) -> list[WeightOwner]:
+        """The open trainers of its layers: none or one, or several where parts of it are trained apart."""
+        owners = (layer.owner for layer in self.weighted())
+        return list(dict.fromkeys(owner for owner in owners if owner is not None))
+
+    def weighted(self) -> Iterator[Layer]:
+        """All layers with weights, in execution order."""
+        return (layer for _, layer in self.leaves() if layer.parameters)
+
     def leaves(self, prefix: str = "") -> Iterator[tuple[str, Layer]]:
         """(path, layer) of all layers that are not Sequential, in execution order."""
         for name, child in self._children.items():
@@ -165,12 +164,13 @@ class Sequential(Layer):
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Copies of all weights and running statistics by name, PyTorch's layout; of an open trainer the newest."""
-        if self.owner is not None:
-            self.owner.pull()
+        for owner in self.owners:
+            owner.pull()
         return {name: parameter.materialize(name, 0).copy() for name, parameter in self.named_parameters()}
 
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Take weights by name (arrays or anything np.asarray accepts). All names and shapes are checked first."""
+    def matching(self, state: Mapping[str, Any], strict: bool = True) -> dict[str, np.ndarray]:
+        """What of `state` are this network's weights, by name. Raises CheckpointError for what does not fit; with
+        `strict` also where a weight is missing, or is of no layer here."""
         if not isinstance(state, Mapping):
             raise ArgumentError(f"state is {shown(state)}; it must be a dict of arrays by name")
         own = dict(self.named_parameters())
@@ -190,10 +190,18 @@ class Sequential(Layer):
                 raise CheckpointError(
                     f"weight {name} has shape {list(array.shape)}; expected {list(own[name].shape)}"
                 )
+        return arrays
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Take weights by name (arrays or anything np.asarray accepts). All names and shapes are checked first."""
+        own, arrays = dict(self.named_parameters()), self.matching(state, strict)
+        for owner in self.owners:
+            if owner.net is not self or arrays.keys() != own.keys():
+                owner.pull()  # it takes all of its network's weights over, also those that are not given
         for name, array in arrays.items():
             own[name].assign(array)
-        if self.owner is not None:
-            self.owner.push()
+        for owner in self.owners:
+            owner.push()
 
     def summary(self, batch: int = 1, input_shape: tuple[int, ...] | None = None) -> Summary:
         """Table of layers: output shape, parameters, MACs, activation bytes (fp32). Print it."""

@@ -21,7 +21,7 @@ def check_parts(net: object, loss: object, optimizer: object, device: object) ->
         if not isinstance(value, kind):
             raise ArgumentError(f"{name} is {shown(value)}; it must be an object such as {example}")
     assert isinstance(net, Sequential)
-    if net.owner is not None:
+    if net.owners:
         raise ArgumentError("net is in another trainer that is still open; close that one first")
 
 

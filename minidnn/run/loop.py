@@ -18,7 +18,7 @@ from minidnn import checkpoint as checkpoints
 from minidnn.arguments import count, is_count, sample_shape, shown
 from minidnn.data.dataset import Data, Dataset
 from minidnn.data.loader import Loader, batch_count
-from minidnn.errors import ArgumentError, CheckpointError
+from minidnn.errors import ArgumentError, CheckpointError, MiniDnnError
 from minidnn.nn.loss import CrossEntropyLoss
 from minidnn.progress import bar
 
@@ -205,9 +205,11 @@ class _Run:
 
         def settle() -> None:
             issued, slot = pending.pop(0)
-            result = trainer.settle(issued)
-            totals.add(result, _weight(trainer, slot, result.rows))
-            slot.release()
+            try:
+                result = trainer.settle(issued)
+                totals.add(result, _weight(trainer, slot, result.rows))
+            finally:
+                slot.release()
             self.result.images += result.rows
             record = {"step": result.step, "loss": result.loss, "accuracy": result.accuracy, "rows": result.rows}
             self._write(log, record)
@@ -232,7 +234,10 @@ class _Run:
                 while pending:
                     settle()
         except BaseException:
-            for _, slot in pending:
+            for issued, slot in pending:
+                if not trainer.failed:  # else nothing runs any more; the device may still read this one
+                    with suppress(MiniDnnError):
+                        trainer.settle(issued)
                 slot.release()
             raise
         finally:
@@ -278,8 +283,9 @@ class _Run:
             raise CheckpointError(
                 f"checkpoint {path} has no sums of its epoch; move it elsewhere to resume the one before it"
             )
-        trainer.net.load_state_dict(found.weights)
+        weights = trainer.net.matching(found.weights)  # both are refused before either is taken
         trainer.load_optimizer_state(found.optimizer)
+        trainer.net.load_state_dict(weights)
         trainer.step_count, self.epoch, self.batch = counts
         self.totals = Totals(**{f.name: sums[f.name] for f in fields(Totals)})
 

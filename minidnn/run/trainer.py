@@ -81,8 +81,8 @@ class Trainer:
     `precision` fp32, tf32, bf16 (host also fp64), `target` "paper" or "native" (None: the device's).
     `micro_batch` rows at a time are computed, gradients summed, one update made. `max_norm` clips gradients.
     `algorithms` fixes those of some ops by name, whatever the mode's rule says. `graph` issues each training iteration
-    as one CUDA graph (modes in which the host does nothing: base, keep). `compress` "off", "all", "auto" (or offloaded
-    tensors by name) packs what was copied out, into at most `packed_limit` bytes of pageable memory.
+    as one CUDA graph (modes in which the host does nothing: base, keep, planners). `compress` "off", "all", "auto" (or
+    offloaded tensors by name) packs what was copied out, into at most `packed_limit` bytes of pageable memory.
 
     Raises ShapeError naming a layer, BudgetError with the smallest budget that works, OutOfDeviceMemory and
     OutOfPinnedMemory before the first step.
@@ -159,7 +159,8 @@ class Trainer:
         self.weights = DeviceWeights(self.device, self.programs.arena, self.schedule, self.net, self.loss)
         self.weights.reset()
         self.push()
-        self.net.owner = self
+        for layer in self.net.weighted():
+            layer.owner = self
 
     def close(self) -> None:
         """Bring the network's weights up to date (not after a failure inside an iteration) and give all memory back."""
@@ -169,8 +170,8 @@ class Trainer:
             self.pull()
         finally:
             self._closed = True
-            if self.net.owner is self:
-                self.net.owner = None
+            for layer in self.net.weighted():
+                layer.owner = None if layer.owner is self else layer.owner
             if hasattr(self, "device"):
                 self.device.abandon()
             for slot in self._slots:
@@ -350,6 +351,11 @@ class Trainer:
             self.device.abandon()
             add_note(error, f"in step {step}" if train else f"in an evaluation after {step} steps")
             raise
+
+    @property
+    def failed(self) -> bool:
+        """Whether an iteration failed in it: it takes no other."""
+        return self._failed
 
     def check_usable(self) -> None:
         """Raises ArgumentError when the trainer is closed or an iteration failed in it."""

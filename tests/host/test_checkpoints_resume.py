@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minidnn import Trainer, checkpoint, optim
+from minidnn import Trainer, checkpoint, nn, optim
 from minidnn.data import Data
 from minidnn.errors import CheckpointError, DataError
-from tests.host.saved import data, finished, state, trainer
+from tests.host.saved import BATCH, data, finished, state, trainer
 
 
 @pytest.mark.parametrize("stop", [1, 3, 4, 5, 8, 10])
@@ -165,6 +165,22 @@ def test_checkpoints_of_another_optimizer_or_network_or_none_are_refused(tmp_pat
             opened.fit(data(), 1, checkpoint=tmp_path)
         with pytest.raises(CheckpointError, match="has step 8, later than this run's 4: resume that, move"):
             opened.fit(data(), 4, resume=tmp_path / "step-00000004", checkpoint=tmp_path)
+
+
+def test_a_refused_resume_changes_nothing(tmp_path: Path) -> None:
+    with trainer() as opened:
+        opened.fit(data(), 1, checkpoint=tmp_path)
+    with trainer(optimizer=optim.SGD(0.1)) as opened:
+        before = state(opened)
+        with pytest.raises(CheckpointError, match="optimizer state does not fit"):
+            opened.fit(data(), 2, resume=tmp_path)
+        assert (state(opened), opened.step_count) == (before, 0)
+    other = nn.Sequential(nn.Flatten(), nn.Linear(36, 3), input_shape=(1, 6, 6))
+    with Trainer(other, nn.CrossEntropyLoss(), optim.Adam(0.01), BATCH, device="host", seed=5) as opened:
+        before = state(opened)
+        with pytest.raises(CheckpointError, match="weights do not fit the network"):
+            opened.fit(data(), 2, resume=tmp_path)
+        assert (state(opened), opened.step_count) == (before, 0)
 
 
 @pytest.mark.parametrize("name", ["weights", "optimizer"])
