@@ -41,7 +41,12 @@ class BudgetError(MiniDnnError):
 
 
 class OutOfDeviceMemory(MiniDnnError, MemoryError):
-    """An allocation that nothing pending can serve; names size, used, largest free block, limit and live buffers."""
+    """An allocation that nothing pending can serve; names size, used, largest free block, limit and live buffers. Where
+    it is an arena, `needed` has its bytes."""
+
+    def __init__(self, sentence: str, needed: int | None = None) -> None:
+        super().__init__(sentence)
+        self.needed = needed
 
 
 class OutOfPinnedMemory(MiniDnnError, MemoryError):

@@ -90,9 +90,9 @@ def write_files(args: argparse.Namespace, title: str, results: Sequence[ModeResu
 def refusal(args: argparse.Namespace, results: Sequence[ModeResult]) -> str:
     """What to say where no mode fits."""
     least = min(results, key=lambda result: result.peak_bytes)
-    budget = "" if args.budget is None else f" {format_size(args.budget)}"
+    room = "device" if args.budget is None else f"budget {format_size(args.budget)}"
     return (
-        f"no mode fits the budget{budget}; of these {least.mode} needs the least, {least.peak_bytes} bytes "
+        f"no mode fits the {room}; of these {least.mode} needs the least, {least.peak_bytes} bytes "
         f"({format_size(least.peak_bytes)})"
     )
 

@@ -110,8 +110,11 @@ class CudaDevice(Device):
         self._store = PlanStore(self._store_path(), digest())
         self.libraries = f"cuDNN {self._cudnn.backend_version_string()}"
 
-    def _store_path(self) -> Path:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    def _store_path(self) -> Path | None:
+        try:
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        except RuntimeError:  # a user without a home
+            return None
         version = f"cudnn-{self._cudnn.backend_version()}-{self._cudnn.__version__}"
         return cache / "minidnn" / f"plans-{re.sub(r'[^A-Za-z0-9]+', '-', self.name)}-{version}.json"
 
@@ -128,7 +131,7 @@ class CudaDevice(Device):
         except self._runtime.CUDARuntimeError as error:
             raise OutOfDeviceMemory(
                 f"the arena needs {format_size(nbytes)}; device {self.name} has {format_size(free)} free of "
-                f"{format_size(total)}: use a smaller batch, a memory mode that offloads more, or a budget"
+                f"{format_size(total)}: use a smaller batch, a memory mode that offloads more, or a budget", nbytes
             ) from error
         region = Region(nbytes, address, None)
         self._arenas[address] = region

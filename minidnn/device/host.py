@@ -56,7 +56,7 @@ class HostDevice(Device):
         if nbytes > total.free:
             raise OutOfDeviceMemory(
                 f"the arena needs {format_size(nbytes)}; device {self.name} has {format_size(total.free)} free "
-                f"of {format_size(total.total)}: use a smaller batch or budget"
+                f"of {format_size(total.total)}: use a smaller batch or budget", nbytes
             )
         return self._take(nbytes, pinned=False)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.device.base import Device
-from minidnn.errors import BudgetError, MiniDnnError
+from minidnn.errors import BudgetError, MiniDnnError, OutOfDeviceMemory
 from minidnn.graph.graph import Graph
 from minidnn.nn.loss import Loss
 from minidnn.nn.sequential import Sequential
@@ -112,14 +112,15 @@ def measure(
     """Run each mode on a device of its own for all batches, then `timed_steps` more for the times.
 
     `more` gets `loss` (of the last batch), `gradient_sha256` (fp32, PyTorch's layout, parameter order, all steps) and
-    `matches_base`: whether that digest is the one of base with the same algorithms. Of a mode that compresses also what
+    `matches_base`: whether that digest is the one of base with the same algorithms, None where base does not fit the
+    device. Of a mode that compresses also what
     `Trainer.compression` says, and `uncompressed_ms`: its time in a run without.
     """
-    reference: dict[tuple[tuple[str, str], ...], str] = {}
+    reference: dict[tuple[tuple[str, str], ...], str | None] = {}
     for mode in modes:
         try:
             result = _run(experiment, mode, device, options, timed_steps)
-        except BudgetError as error:
+        except (BudgetError, OutOfDeviceMemory) as error:
             yield _refused(mode, error)
             continue
         assert result.schedule is not None
@@ -129,7 +130,8 @@ def measure(
         algorithms = tuple(sorted((name, a.name) for name, a in result.schedule.plan.algorithms.items()))
         if algorithms not in reference:
             reference[algorithms] = _reference(experiment, mode, result, device)
-        result.more["matches_base"] = result.more["gradient_sha256"] == reference[algorithms]
+        expected = reference[algorithms]
+        result.more["matches_base"] = None if expected is None else result.more["gradient_sha256"] == expected
         yield result
 
 
@@ -204,20 +206,25 @@ def _trainer(experiment: Experiment, mode: str, device: Device, options: Options
 
 def _reference(
     experiment: Experiment, mode: str, result: ModeResult, device: Callable[[], Device]
-) -> str:
-    """The digest of base with the algorithms of a mode's plan."""
+) -> str | None:
+    """The digest of base with the algorithms of a mode's plan; None where base does not fit the device."""
     if mode.startswith("base"):
         return str(result.more["gradient_sha256"])
     assert result.schedule is not None
     fixed = Options(algorithms=result.schedule.plan.algorithms)
-    with device() as opened, _trainer(experiment, "base(m)", opened, fixed) as trainer:
-        observer = trainer.observe_gradients()
-        for x, y in experiment.batches:
-            trainer.step(x, y)
-        return observer.sha256
+    try:
+        with device() as opened, _trainer(experiment, "base(m)", opened, fixed) as trainer:
+            observer = trainer.observe_gradients()
+            for x, y in experiment.batches:
+                trainer.step(x, y)
+            return observer.sha256
+    except OutOfDeviceMemory as error:
+        if error.needed is None:
+            raise
+        return None
 
 
-def _refused(mode: str, error: BudgetError) -> ModeResult:
+def _refused(mode: str, error: BudgetError | OutOfDeviceMemory) -> ModeResult:
     if error.needed is None:
         raise error
     return ModeResult(mode, False, error.needed, reason=str(error))
@@ -226,6 +233,11 @@ def _refused(mode: str, error: BudgetError) -> ModeResult:
 def mismatches(results: Sequence[ModeResult]) -> list[str]:
     """Modes whose gradients are not those of base, bit for bit."""
     return [r.mode for r in results if r.more.get("matches_base") is False]
+
+
+def unverified(results: Sequence[ModeResult]) -> list[str]:
+    """Modes that ran where base with their algorithms does not fit."""
+    return [r.mode for r in results if r.fits and r.more.get("matches_base") is None]
 
 
 class GradientMismatch(MiniDnnError):

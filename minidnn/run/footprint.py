@@ -16,7 +16,8 @@ from minidnn.plan.plan import Plan
 from minidnn.plan.registry import PLANNERS, POLICIES, parse_mode
 from minidnn.plan.vdnn import offloaded_layers, prefetch_schedule
 from minidnn.profile.profile import Profile
-from minidnn.run.choose import Options, choose
+from minidnn.run.choose import Options, Score, choose
+from minidnn.run.simulator import simulate
 from minidnn.schedule.actions import Schedule
 from minidnn.schedule.lifetimes import changes, trace
 from minidnn.schedule.lower import lower
@@ -63,14 +64,14 @@ def footprint(
     graph: Graph, mode: str, profile: Profile, *, order: str = "prefetch-first", fit: str = "best-fit",
     compress: str = "off", density: Mapping[str, float] | None = None, budget: int | None = None,
 ) -> tuple[Footprint, Schedule]:  # fmt: skip
-    """The footprint of a mode and the schedule it was read from (of several candidates, as `dyn` has, the first).
+    """The footprint of a mode and the schedule it was read from.
 
-    `density`, by tensor, predicts what is compressed. `budget`: what a planner plans for, in bytes of the device;
-    raises BudgetError where it needs more.
+    `density`, by tensor, predicts what is compressed. `budget`: what planners, `dyn` and rule `g` plan for, in bytes of
+    the device; raises BudgetError where they need more.
     """
     parsed = parse_mode(mode)
-    if parsed.family in PLANNERS:
-        proposed = choose(graph, parsed, profile, Options(order, budget=budget)).plan
+    if parsed.family in PLANNERS or "dyn" in (parsed.offload_set, parsed.rule) or parsed.rule == "g":
+        proposed = choose(graph, parsed, profile, Options(order, budget=budget), score=_score(profile)).plan
     else:
         proposed = next(POLICIES[parsed.family](Request(graph, profile, parsed, order)))
     plan = replace(proposed, compress=compressed(graph, proposed, compress, density))
@@ -95,6 +96,11 @@ def footprint(
         ),
         schedule,
     )
+
+
+def _score(profile: Profile) -> Score | None:
+    """Predicted ms, where times are known."""
+    return (lambda schedule: simulate(schedule, profile).iteration_ms) if profile.link else None
 
 
 def _first_backward(schedule: Schedule) -> int:

@@ -17,7 +17,7 @@ from minidnn.data import from_arrays
 from minidnn.device.base import Device, Region
 from minidnn.device.host import HostDevice
 from minidnn.device.open import open_device
-from minidnn.errors import ArgumentError, ScheduleError
+from minidnn.errors import ArgumentError, BudgetError, ScheduleError
 from minidnn.graph.build import build
 from minidnn.models import create
 from minidnn.plan.plan import Plan
@@ -27,7 +27,7 @@ from minidnn.profile.profile import Link, Profile, op_key
 from minidnn.run import compare
 from minidnn.run.bound import in_core_peak, iteration_bound
 from minidnn.run.choose import Options, candidates, choose
-from minidnn.run.compare import Experiment, measure, mismatches
+from minidnn.run.compare import Experiment, measure, mismatches, unverified
 from minidnn.run.footprint import driver_rounded, footprint
 from minidnn.run.record import Recorder
 from minidnn.run.simulator import simulate
@@ -303,3 +303,35 @@ def test_comparing_over_many_steps_takes_no_memory_for_them() -> None:
     x, _ = batches[10**9 - 1]
     assert x.ravel().tolist() == [(3 * (10**9 - 1) + row) % 5 for row in range(3)]
     assert sum(len(y) for _, y in Batches(data, 3, 4)) == 12
+
+
+def test_a_mode_that_does_not_fit_the_device_is_a_row_and_others_go_on() -> None:
+    peak = {mode: next(measure(experiment(1), (mode,), HostDevice, Options(), 1)).peak_bytes
+            for mode in ("base(m)", "vdnn:all(m)")}
+    room = (peak["base(m)"] + peak["vdnn:all(m)"]) // 2
+    small = partial(HostDevice, memory=room)
+    for budget in (None, room):
+        base, vdnn, again = measure(
+            experiment(1), ("base(m)", "vdnn:all(m)", "vdnn++:all(m)"), small, Options(budget=budget), timed_steps=1
+        )
+        assert (base.fits, base.peak_bytes) == (False, peak["base(m)"])
+        assert base.reason
+        assert vdnn.fits
+        assert again.fits
+        assert unverified([base, vdnn, again]) == ["vdnn:all(m)", "vdnn++:all(m)"]  # base has no room to compare with
+        assert not mismatches([base, vdnn, again])
+
+
+@pytest.mark.parametrize("mode", ["vdnn:all(g)", "vdnn++:conv(g)", "vdnn:dyn"])
+def test_what_a_mode_needs_is_that_of_the_budget_it_is_asked_with(mode: str) -> None:
+    graph = build(
+        create("alexnet"), nn.CrossEntropyLoss(), (64, 3, 227, 227), optimizer=optim.SGD(0.1)
+    )
+    profile = modelled(graph, "gtx970")
+    rich = choose(graph, mode, profile)
+    budget = choose(graph, mode, profile, Options(budget=rich.peak_bytes - MiB)).peak_bytes
+    found, schedule = footprint(graph, mode, profile, budget=budget)
+    assert schedule.peak_bytes <= budget < rich.peak_bytes
+    assert found.placed_bytes == schedule.pool_bytes
+    with pytest.raises(BudgetError):
+        footprint(graph, mode, profile, budget=MiB)
