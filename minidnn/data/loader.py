@@ -149,10 +149,6 @@ class Loader(Generic[S]):
             raise outcome
         return outcome, len(self._indices(number))
 
-    def done(self, slot: S) -> None:
-        """The same as `slot.release()`."""
-        slot.release()
-
     def close(self) -> None:
         """End the threads and wait for them; batches that nobody took are dropped. May be called again."""
         with self._changed:

@@ -205,7 +205,7 @@ class PlanStore:
         self.host: dict[str, HostCosts] = {}
         self.link: Link | None = None
         self.changed = False
-        if path is not None and path.exists():
+        if path is not None:
             with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # ArgumentErrors are ValueErrors
                 text = json.loads(path.read_text())
                 if text["format"] != FORMAT:
@@ -268,17 +268,23 @@ class PlanStore:
         self.changed = True
 
     def save(self) -> None:
-        """Write the file, if anything is new. A reader sees the old file or the new one, never a part."""
+        """Write the file, if anything is new. A reader sees the old file or the new one, never a part. Where none can
+        be written, what was found lasts as long as the process: that costs time, and is no reason to stop."""
         if self.path is not None and self.changed:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             part = self.path.with_suffix(f".{os.getpid()}.tmp")
             link = asdict(self.link) if self.link else None
             text = {
                 "format": FORMAT, "host": self.host, "link": link, "kernels": self.kernels, "times": self.times,
                 "slowdown": self.slowdown, "shares": self.shares, "plans": self.entries,
             }  # fmt: skip
-            part.write_text(json.dumps(text))
-            part.replace(self.path)
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                part.write_text(json.dumps(text))
+                part.replace(self.path)
+            except OSError:
+                with suppress(OSError):
+                    part.unlink(missing_ok=True)
+                self.path = None
             self.changed = False
 
 

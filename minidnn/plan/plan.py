@@ -69,18 +69,10 @@ def stages_by_layer(graph: Graph) -> tuple[tuple[int, int], ...]:
     return tuple(zip(starts, [*starts[1:], len(graph.ops)], strict=True))
 
 
-def pick_algorithms(graph: Graph, profile: Profile, rule: str, bound: int | None = None) -> dict[str, Algorithm]:
-    """Per op an algorithm by the papers' rules: `p` the fastest, `m` the least workspace, `g` the fastest within
-    `bound` bytes (where none fits, the least)."""
-    chosen = {}
-    for op in graph.ops:
-        ways = profile.algorithms(graph, op)
-        smallest = min(ways, key=lambda a: a.workspace)
-        if rule == "p":
-            chosen[op.name] = ways[0]
-        elif rule == "m":
-            chosen[op.name] = smallest
-        else:
-            fits = [a for a in ways if bound is None or a.workspace <= bound]
-            chosen[op.name] = fits[0] if fits else smallest
-    return chosen
+def pick_algorithms(graph: Graph, profile: Profile, rule: str) -> dict[str, Algorithm]:
+    """Per op an algorithm by the papers' rules: `m` the one with the least workspace, `p` the fastest, and so `g`, as
+    long as nothing is known of the room (see `Plan`)."""
+    ways = {op.name: profile.algorithms(graph, op) for op in graph.ops}
+    if rule == "m":
+        return {name: min(found, key=lambda a: a.workspace) for name, found in ways.items()}
+    return {name: found[0] for name, found in ways.items()}

@@ -70,6 +70,9 @@ def recompress(programs: Programs, names: tuple[str, ...]) -> bool:
     try:
         programs.take_slab(max(s.pinned_bytes for s in schedules.values()))
     except OutOfPinnedMemory:
+        programs.forget_executors()  # the slab, of the size that it had, may lie elsewhere
+        if programs.pinned_bytes < max(s.pinned_bytes for s in programs.schedules.values()):
+            raise
         return False
     programs.schedules = schedules
     programs.recipe = replace(programs.recipe, options=replace(programs.recipe.options, compress=names))

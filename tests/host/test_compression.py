@@ -16,7 +16,7 @@ from minidnn import Trainer, nn, optim
 from minidnn.codec import PackedMemory, pack
 from minidnn.device.host import HostDevice
 from minidnn.device.lanes import INTERLEAVINGS
-from minidnn.errors import ArgumentError, BudgetError, CodecError, DeviceError, MiniDnnError
+from minidnn.errors import ArgumentError, BudgetError, CodecError, DeviceError, MiniDnnError, OutOfPinnedMemory
 from minidnn.plan import registry
 from minidnn.plan.mode import Policy, Proposals, Request
 from minidnn.plan.vdnn import offload_plan
@@ -365,8 +365,6 @@ def test_a_refused_slab_leaves_everything_as_it_was() -> None:
         take = device.pinned
 
         def refuse(nbytes: int) -> object:
-            from minidnn.errors import OutOfPinnedMemory
-
             if nbytes > pinned:
                 raise OutOfPinnedMemory("no")
             return take(nbytes)
@@ -375,4 +373,17 @@ def test_a_refused_slab_leaves_everything_as_it_was() -> None:
         assert not adaptive.recompress(opened.programs, ())
         assert opened.programs.schedules is schedules
         assert opened.pinned_bytes == pinned
+        executor = opened.executor(opened.batch)  # copies to the slab that there is now
+        assert executor.pinned is opened.programs.pinned
         opened.step(*batches()[0])
+
+
+def test_a_machine_that_refuses_the_old_slab_too_ends_the_run() -> None:
+    with HostDevice() as device, trainer(device, compress="all") as opened:
+
+        def refuse(nbytes: int) -> object:
+            raise OutOfPinnedMemory(f"no {nbytes}")
+
+        device.pinned = refuse  # type: ignore[method-assign, assignment]
+        with pytest.raises(OutOfPinnedMemory, match=f"no {opened.pinned_bytes}"):
+            adaptive.recompress(opened.programs, ())

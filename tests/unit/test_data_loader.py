@@ -178,7 +178,7 @@ def test_asking_while_all_slots_are_held_is_an_error_and_no_deadlock() -> None:
 def test_a_release_from_another_thread_counts() -> None:
     with Loader(Numbers(6), 2, make_slots(2, 1), shuffle=False) as batches:
         for slot, _ in batches:
-            thread = threading.Thread(target=batches.done, args=(slot,))
+            thread = threading.Thread(target=slot.release)
             thread.start()
             thread.join(PATIENCE_S)
             assert not slot.held
