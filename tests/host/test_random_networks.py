@@ -29,7 +29,7 @@ def random_network(rng: random.Random) -> nn.Sequential:
     net = nn.Sequential(input_shape=(channels, high, wide))
     for _ in range(rng.randint(2, 9)):
         shape = net.infer((2, *net.input_shape)) if len(net) else (2, *net.input_shape)  # type: ignore[misc]
-        layer = _random_layer(rng, shape[1], min(shape[2:]))
+        layer = random_layer(rng, shape[1], min(shape[2:]))
         net.append(layer)
     net.append(nn.Flatten())
     for _ in range(rng.randint(0, 2)):
@@ -40,7 +40,8 @@ def random_network(rng: random.Random) -> nn.Sequential:
     return net.append(nn.Linear(net.infer((2, *net.input_shape))[1], 3))  # type: ignore[misc]
 
 
-def _random_layer(rng: random.Random, channels: int, side: int) -> nn.Layer:
+def random_layer(rng: random.Random, channels: int, side: int) -> nn.Layer:
+    """One that takes images of so many channels and at least that size."""
     kind = rng.choice(("conv", "conv", "conv", "relu", "relu", "pool", "norm", "other"))
     if kind == "conv":
         groups = rng.choice([g for g in (1, 2, 3) if channels % g == 0])
