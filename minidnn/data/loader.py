@@ -93,8 +93,10 @@ class Loader(Generic[S]):
         self._dataset = dataset.at_epoch(epoch) if isinstance(dataset, Augmented) else dataset
         self._order = epoch_order(len(dataset), shuffle=shuffle, seed=seed, epoch=epoch)
         self._slots = tuple(slots)
-        self._changed = threading.Condition()
-        # Guarded by _changed: the next batch to fill, the next to hand out, and the filled ones (or what went wrong).
+        # Taken by itself: between the condition's own __enter__ and its lock an interrupt could leave it taken.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        # Guarded by the lock: the next batch to fill, the next to hand out, and the filled ones (or what went wrong).
         self._next_fill = self._next_take = start_batch
         self._filled: dict[int, S | BaseException] = {}
         self._closed = False
@@ -151,7 +153,7 @@ class Loader(Generic[S]):
 
     def close(self) -> None:
         """End the threads and wait for them; batches that nobody took are dropped. May be called again."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
         for thread in self._threads:
@@ -164,14 +166,14 @@ class Loader(Generic[S]):
                         slot._state = _State.FREE
 
     def _notify(self) -> None:
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     def _indices(self, number: int) -> Indices:
         return self._order[number * self._batch : (number + 1) * self._batch]
 
     def _take(self) -> tuple[int, S | BaseException]:
-        with self._changed:
+        with self._lock:
             if self._closed or self._next_take == self._end:
                 raise StopIteration
             number = self._next_take
@@ -192,9 +194,11 @@ class Loader(Generic[S]):
             outcome: S | BaseException = slot
             try:
                 self._fill(number, slot)
+            except StopIteration:  # at the consumer's it would end the epoch
+                outcome = DataError(f"batch {number}: the data set's read raised StopIteration; it must fill the batch")
             except BaseException as error:  # whatever it is, the consumer waits for it
                 outcome = error
-            with self._changed:
+            with self._lock:
                 if outcome is not slot:
                     slot._state = _State.FREE
                     self._next_fill = self._end  # nothing after the failed batch will be asked for
@@ -203,7 +207,7 @@ class Loader(Generic[S]):
 
     def _claim(self) -> tuple[int, S] | None:
         """The next batch to fill and a slot for it, once there is one; None when this thread's work is done."""
-        with self._changed:
+        with self._lock:
             while not self._closed and self._next_fill < self._end:
                 for slot in self._slots:
                     if slot._state is _State.FREE:
@@ -242,7 +246,7 @@ def _check_slots(dataset: Dataset, batch: int, slots: Sequence[Slot]) -> None:
         if slot._loader is not None:
             raise ArgumentError("slots: one belongs to another loader; close that one first")
         x, y = slot.x, slot.y
-        fits = len(x) >= batch and len(y) >= batch and x.shape[1:] == dataset.input_shape and y.ndim == 1
+        fits = len(x) >= batch and len(y) >= batch and x.shape[1:] == tuple(dataset.input_shape) and y.ndim == 1
         if not fits or x.dtype != np.float32 or y.dtype != np.int64:
             raise ArgumentError(
                 f"slots: x is {x.dtype} {format_shape(x.shape)} and y {y.dtype} {format_shape(y.shape)}; "

@@ -155,7 +155,9 @@ class ThreadLanes:
 
     def __init__(self) -> None:
         self.label = ""
-        self.changed = threading.Condition()
+        # Taken by itself: between the condition's own __enter__ and its lock an interrupt could leave it taken.
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.queues: dict[str, deque[Command]] = {}
         self.threads: dict[str, threading.Thread] = {}
         self.last: dict[str, HostEvent] = {}
@@ -166,7 +168,7 @@ class ThreadLanes:
     def submit(self, lane: str, run: Callable[[], None] | None, waits: Iterable[Event] = ()) -> HostEvent:
         """Issue a command; returns the event of its completion."""
         command = Command(lane, run, tuple(e for e in waits if isinstance(e, HostEvent)), self.label)
-        with self.changed:
+        with self.lock:
             self._check()
             self.queues.setdefault(lane, deque()).append(command)
             self.last[lane] = command.event
@@ -180,7 +182,7 @@ class ThreadLanes:
     def wait(self, event: Event) -> None:
         """The host waits for the event."""
         assert isinstance(event, HostEvent)
-        with self.changed:
+        with self.lock:
             while not event.done:
                 self._check()
                 if not self.running and not any(queue and queue[0].ready for queue in self.queues.values()):
@@ -195,7 +197,7 @@ class ThreadLanes:
 
     def abandon(self) -> None:
         """Drop what has not begun, and wait for what has."""
-        with self.changed:
+        with self.lock:
             _drop(self.queues)
             while self.running:
                 self.changed.wait()
@@ -203,7 +205,7 @@ class ThreadLanes:
 
     def close(self) -> None:
         """Stop and join all threads."""
-        with self.changed:
+        with self.lock:
             self.closing = True
             self.changed.notify_all()
         for thread in self.threads.values():
@@ -217,7 +219,7 @@ class ThreadLanes:
     def _work(self, lane: str) -> None:
         queue = self.queues[lane]
         while True:
-            with self.changed:
+            with self.lock:
                 while not self.closing and not (self.error is None and queue and queue[0].ready):
                     self.changed.wait()
                 if self.closing:
@@ -229,7 +231,7 @@ class ThreadLanes:
                 command.perform()
             except BaseException as raised:  # whatever it is, the host must see it
                 error = raised
-            with self.changed:
+            with self.lock:
                 self.running -= 1
                 self.error = self.error or error
                 command.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -103,11 +104,22 @@ class Layer:
     masks: bool = False
     """Whether `backward` can zero dX where X <= 0, so that the ReLU in front needs no op of its own (native)."""
 
-    owner: WeightOwner | None = None
-    """The open trainer that has this layer's weights."""
-
     def __init__(self) -> None:
         self.parameters: dict[str, Parameter] = {}
+
+    @property
+    def owner(self) -> WeightOwner | None:
+        """The open trainer that has this layer's weights; one that was dropped has none."""
+        found: weakref.ref[WeightOwner] | None = self.__dict__.get("_owner")
+        return None if found is None else found()
+
+    @owner.setter
+    def owner(self, owner: WeightOwner | None) -> None:
+        self.__dict__["_owner"] = None if owner is None else weakref.ref(owner)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies, which no trainer has."""
+        return {name: value for name, value in self.__dict__.items() if name != "_owner"}
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Output shape for an input shape, batch included. Raises ShapeError with what came and what was expected."""

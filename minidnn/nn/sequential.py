@@ -66,6 +66,8 @@ class Sequential(Layer):
         """Add a layer at the end, named by its position."""
         if not isinstance(layer, Layer):
             raise ArgumentError(f"layer is {shown(layer)}; append takes a layer")
+        if self.owners:
+            raise ArgumentError("net is in a trainer that is open; close it before layers are appended")
         name = str(len(self._children))
         if name in self._children:
             raise ArgumentError(f"child {shown(name)} exists already; append to a Sequential with positional names")
@@ -148,6 +150,12 @@ class Sequential(Layer):
             shape = infer_at(path, layer, shape)
         return shape
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: the newest weights."""
+        for owner in self.owners:
+            owner.pull()
+        return super().__getstate__()
+
     # -- parameters ------------------------------------------------------------------------------------------------
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
@@ -190,6 +198,10 @@ class Sequential(Layer):
                 raise CheckpointError(
                     f"weight {name} has shape {list(array.shape)}; expected {list(own[name].shape)}"
                 )
+            with np.errstate(over="ignore"):
+                finite = np.isfinite(array.astype(np.float32)).all()
+            if not finite:
+                raise CheckpointError(f"weight {name} has values that are no finite float32; use weights from before")
         return arrays
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:

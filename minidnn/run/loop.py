@@ -5,14 +5,14 @@ One batch is in flight while the next is issued and the one after is loaded: thr
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from minidnn import checkpoint as checkpoints
 from minidnn.arguments import count, is_count, sample_shape, shown
@@ -21,6 +21,7 @@ from minidnn.data.loader import Loader, batch_count
 from minidnn.errors import ArgumentError, CheckpointError, MiniDnnError
 from minidnn.nn.loss import CrossEntropyLoss
 from minidnn.progress import bar
+from minidnn.run.log import Log
 
 if TYPE_CHECKING:
     from minidnn.run.trainer import FeedSlot, Pending, StepResult, Trainer
@@ -94,15 +95,15 @@ def fit(
     run = _Run(trainer, _as_data(data), epochs, steps, shuffle, directory, checkpoint_every)
     with checkpoints.taken(directory) if directory is not None else nullcontext():
         run.begin(_path("resume", resume))
-        stream = _open_log(_path("log", log))
+        place = _path("log", log)
+        stream = None if place is None else Log(place)
         try:
             if on_begin is not None:
                 on_begin()
             return run.train(stream, evaluate_epochs, progress, on_epoch)
         finally:
             if stream is not None:
-                with suppress(OSError):  # every line was flushed; a disk that was full then has been reported
-                    stream.close()
+                stream.close()
 
 
 def evaluate(trainer: Trainer, data: Data | Dataset) -> dict[str, float]:
@@ -155,7 +156,7 @@ class _Run:
             checkpoints.refuse_newer(self.checkpoint, trainer.step_count)
 
     def train(
-        self, log: TextIO | None, evaluate_epochs: bool, progress: bool,
+        self, log: Log | None, evaluate_epochs: bool, progress: bool,
         on_epoch: Callable[[int, dict[str, float]], None] | None,
     ) -> FitResult:  # fmt: skip
         """The epochs."""
@@ -173,7 +174,7 @@ class _Run:
             if evaluate_epochs and self.data.test is not None:
                 metrics |= evaluate(trainer, self.data)
             self.result.metrics = metrics
-            self._write(log, {"epoch": self.epoch, **metrics, "images_per_s": self.result.images_per_s})
+            _write(log, {"epoch": self.epoch, **metrics, "images_per_s": self.result.images_per_s})
             if on_epoch:
                 on_epoch(self.epoch, metrics)
         self.result.interrupted, trainer.stop_requested = trainer.stop_requested, False
@@ -192,7 +193,7 @@ class _Run:
     def _enough(self) -> bool:
         return self.steps is not None and self.trainer.step_count >= self.steps
 
-    def _epoch(self, log: TextIO | None, wanted: bool) -> None:
+    def _epoch(self, log: Log | None, wanted: bool) -> None:
         """Train until the epoch ends, enough steps are done, or a stop is requested."""
         trainer, totals = self.trainer, self.totals
         loader = Loader(
@@ -212,14 +213,19 @@ class _Run:
                 slot.release()
             self.result.images += result.rows
             record = {"step": result.step, "loss": result.loss, "accuracy": result.accuracy, "rows": result.rows}
-            self._write(log, record)
+            _write(log, record)
             done.set_postfix(loss=f"{result.loss:.4f}", refresh=False)
             done.update()
 
         try:
             with loader as batches:
                 for slot, rows in batches:
-                    pending.append((trainer.issue(slot.batch, rows), slot))
+                    try:
+                        issued = trainer.issue(slot.batch, rows)
+                    except BaseException:
+                        slot.release()
+                        raise
+                    pending.append((issued, slot))
                     self._write_choices(log)
                     self.batch += 1
                     if len(pending) > 1:
@@ -279,7 +285,7 @@ class _Run:
                 f"checkpoint {path} does not say where it stopped; move it elsewhere to resume the one before it"
             )
         sums = found.state.get("totals", asdict(Totals()))  # those of older versions have none
-        if not isinstance(sums, dict) or not all(type(sums.get(f.name)) in (int, float) for f in fields(Totals)):
+        if not isinstance(sums, dict) or not all(_is_sum(sums.get(f.name)) for f in fields(Totals)):
             raise CheckpointError(
                 f"checkpoint {path} has no sums of its epoch; move it elsewhere to resume the one before it"
             )
@@ -289,21 +295,21 @@ class _Run:
         trainer.step_count, self.epoch, self.batch = counts
         self.totals = Totals(**{f.name: sums[f.name] for f in fields(Totals)})
 
-    def _write_choices(self, log: TextIO | None) -> None:
+    def _write_choices(self, log: Log | None) -> None:
         """What `auto` has compressed from here on, where that has changed."""
         choices = self.trainer.adaptive.choices if self.trainer.adaptive else []
         for choice in choices[self.choices :]:
-            self._write(log, choice.as_dict())
+            _write(log, choice.as_dict())
         self.choices = len(choices)
 
-    def _write(self, log: TextIO | None, record: dict[str, Any]) -> None:
-        if log is None:
-            return
-        try:
-            log.write(json.dumps(record) + "\n")
-            log.flush()
-        except OSError as error:
-            raise ArgumentError(f"log {log.name} cannot be written: {error.strerror}; name another file") from None
+
+def _is_sum(value: object) -> bool:
+    return type(value) in (int, float) and isfinite(value)  # type: ignore[arg-type]
+
+
+def _write(log: Log | None, record: dict[str, Any]) -> None:
+    if log is not None:
+        log.write(record)
 
 
 def _path(argument: str, value: object) -> Path | None:
@@ -312,13 +318,6 @@ def _path(argument: str, value: object) -> Path | None:
     if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
         raise ArgumentError(f"{argument} is {shown(value)}; it must be a path")
     return Path(value)
-
-
-def _open_log(path: Path | None) -> TextIO | None:
-    try:
-        return None if path is None else open(path, "a", encoding="utf-8")
-    except OSError as error:
-        raise ArgumentError(f"log {path} cannot be written: {error.strerror}; name another file") from None
 
 
 def _as_data(data: Data | Dataset) -> Data:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 import numpy as np
 
@@ -181,6 +182,12 @@ class Trainer:
             if self._owns_device and hasattr(self, "device"):
                 self.device.close()
 
+    def __del__(self) -> None:
+        if hasattr(self, "programs") and not self._closed:  # a device of somebody else's would keep the memory for good
+            warn("a trainer was dropped that was not closed; use it in a with statement", ResourceWarning, stacklevel=2)
+            with suppress(Exception):
+                self.close()
+
     def __enter__(self) -> Trainer:
         return self
 
@@ -278,16 +285,17 @@ class Trainer:
         """
         self.check_usable()
         slot = self._slots[0]
-        rows = self._fill(slot.batch, x, y)
-        return self.settle(self.issue(slot.batch, rows))
+        return self.settle(self.issue(slot.batch, self._fill(slot.batch, x, y)))
 
     def announce(self, rows: int, train: bool) -> None:
         """Plan and compile what batches of that many rows need. Raises BudgetError when it does not fit."""
+        self.check_usable()
         for purpose, _, count in self._parts(rows, train):
             self.programs.executor(purpose, count)
 
     def executor(self, rows: int) -> Executor:
         """The compiled training program of a batch of so many rows (of its first micro-batch)."""
+        self.check_usable()
         purpose, _, count = self._parts(rows, True)[0]
         return self.programs.executor(purpose, count)
 
@@ -364,15 +372,18 @@ class Trainer:
         if self._failed:
             raise ArgumentError("trainer stopped in an iteration that failed; close it and open a new one")
 
-    def _fill(self, slot: BatchSlot, x: np.ndarray, y: np.ndarray | None = None) -> int:
+    def _fill(self, slot: BatchSlot, x: np.ndarray, y: np.ndarray) -> int:
+        rows = self._fill_images(slot, x)
+        places = slot.array("labels")[:rows]
+        classes = self._output_shape[1] if places.dtype == np.int64 else None
+        places[...] = checked_labels(y, places.shape, classes)
+        return rows
+
+    def _fill_images(self, slot: BatchSlot, x: np.ndarray) -> int:
         x = checked_images(x, self.sample_shape, self.batch)
         rows = len(x)
         with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and the loss with it
             slot.array("input")[:rows] = x
-        if y is not None:
-            places = slot.array("labels")[:rows]
-            classes = self._output_shape[1] if places.dtype == np.int64 else None
-            places[...] = checked_labels(y, places.shape, classes)
         return rows
 
     # -- whole data sets -------------------------------------------------------------------------------------------
@@ -395,7 +406,7 @@ class Trainer:
         x = checked_images(x, self.sample_shape)
         slot, outputs = self._slots[0].batch, []
         for start in range(0, len(x), self.micro_batch):
-            rows = self._fill(slot, x[start : start + self.micro_batch])
+            rows = self._fill_images(slot, x[start : start + self.micro_batch])
             executor = self.programs.executor(Purpose(train=False, loss=False), rows)
             slot.select(0, 0, {})
             with self._failing(False, self.step_count):

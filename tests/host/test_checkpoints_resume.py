@@ -167,6 +167,18 @@ def test_checkpoints_of_another_optimizer_or_network_or_none_are_refused(tmp_pat
             opened.fit(data(), 4, resume=tmp_path / "step-00000004", checkpoint=tmp_path)
 
 
+@pytest.mark.parametrize("loss", ["NaN", "Infinity", "true", "null"])
+def test_sums_that_are_no_numbers_are_refused(tmp_path: Path, loss: str) -> None:
+    with trainer() as opened:
+        opened.fit(data(), 1, steps=2, checkpoint=tmp_path)
+    state_file = next(tmp_path.glob("step-*/state.json"))
+    saved = json.loads(state_file.read_text())
+    saved["totals"]["loss"] = json.loads(loss)
+    state_file.write_text(json.dumps(saved))
+    with trainer() as opened, pytest.raises(CheckpointError, match="has no sums of its epoch; move it elsewhere"):
+        opened.fit(data(), 2, resume=tmp_path)
+
+
 def test_a_refused_resume_changes_nothing(tmp_path: Path) -> None:
     with trainer() as opened:
         opened.fit(data(), 1, checkpoint=tmp_path)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from types import FrameType
 
 import numpy as np
 import pytest
 
 from minidnn import Trainer, nn, optim
+from minidnn.data import from_arrays
 from minidnn.device.host import HostDevice
 from minidnn.device.lanes import INTERLEAVINGS
 from minidnn.errors import ArgumentError, DeviceError, OutOfDeviceMemory, OutOfPinnedMemory
@@ -263,3 +266,23 @@ def test_an_error_in_an_evaluation_leaves_the_trainer_usable(interleaving: str) 
         trainer.step(x, y)
         after = weights(trainer.net)
     assert after == undisturbed(("base", "planned"))
+
+
+def test_no_lock_of_the_lanes_is_taken_where_an_interrupt_would_keep_it() -> None:
+    entered: list[str] = []
+
+    def look(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code is threading.Condition.__enter__.__code__:
+            assert frame.f_back is not None
+            entered.append(frame.f_back.f_code.co_filename)
+
+    with HostDevice("threads") as device, open_trainer(device, ("vdnn++:all(m)", "planned")) as trainer:
+        sys.setprofile(look)  # of this thread, which interrupts reach
+        try:
+            trainer.step(*batch())
+            device.abandon()
+            data = from_arrays("same", batch(), classes=3, test_samples=0)
+            trainer.fit(data, 1)
+        finally:
+            sys.setprofile(None)
+    assert set(entered) <= {threading.__file__}  # where a thread is started

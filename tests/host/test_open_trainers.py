@@ -1,7 +1,13 @@
-"""While a trainer is open: parts of its network know it; a `fit` that fails leaves no batch on its way."""
+"""While a trainer is open: parts of its network know it; a `fit` that fails leaves no batch on its way; its log."""
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
+import resource
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +19,7 @@ from minidnn.data.dataset import Dataset
 from minidnn.device.host import HostDevice
 from minidnn.device.lanes import INTERLEAVINGS
 from minidnn.errors import ArgumentError, DataError
+from minidnn.run.log import Log
 
 ROWS = 16
 
@@ -97,6 +104,43 @@ def test_layers_without_weights_may_be_shared_by_open_networks() -> None:
         assert one.step(*batch()).loss == two.step(*batch()).loss
 
 
+def test_layers_are_not_appended_to_an_open_network() -> None:
+    net = models.create("smallvgg")
+    with opened(net), pytest.raises(ArgumentError, match="net is in a trainer that is open; close it before"):
+        features(net).append(nn.ReLU())
+
+
+@pytest.mark.parametrize("made", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_copy_of_an_open_network_has_the_newest_weights_and_no_trainer(
+    made: Callable[[nn.Sequential], nn.Sequential]
+) -> None:
+    net = models.create("smallvgg")
+    with opened(net) as trainer:
+        trainer.step(*batch())
+        kept = made(net)
+        saved = kept.state_dict()
+        assert all(np.array_equal(saved[name], value) for name, value in net.state_dict().items())
+        trainer.step(*batch(1))
+        with opened(kept) as other:
+            other.step(*batch())
+    assert not np.array_equal(net.state_dict()["features.0.weight"], saved["features.0.weight"])
+
+
+def test_a_trainer_that_was_dropped_gives_its_memory_and_its_network_back() -> None:
+    net = models.create("smallvgg")
+    with HostDevice() as device:
+        trainer = opened(net, device)
+        trainer.step(*batch())
+        held = [trainer]
+        del trainer
+        with pytest.warns(ResourceWarning, match="a trainer was dropped that was not closed; use it in a with"):
+            held.clear()
+        gc.collect()
+        assert (device.memory_info().used, device.memory_info().pinned) == (0, 0)
+        with opened(net, device) as again:
+            again.step(*batch())
+
+
 # --- a fit that fails -----------------------------------------------------------------------------------------------
 
 
@@ -147,3 +191,50 @@ def test_a_loss_that_is_nan_behind_a_failure_is_seen(tmp_path: Path) -> None:
             trainer.fit(torn, 1, shuffle=False)
         with pytest.raises(ArgumentError, match="trainer stopped in an iteration that failed"):
             trainer.step(*batch())
+
+
+def test_what_a_user_s_schedule_does_wrong_costs_no_slot() -> None:
+    good, wrong = from_arrays("good", (Torn().x, Torn().y), classes=10, test_samples=0), [True]
+
+    def schedule(step: int) -> float:
+        return float("nan") if wrong[0] and step % 5 else 1.0
+
+    net = models.create("smallvgg")
+    with Trainer(net, nn.CrossEntropyLoss(), optim.SGD(0.1, schedule=schedule), ROWS, device="host") as trainer:
+        for _ in range(5):
+            with pytest.raises(ArgumentError, match="it must be a number of 0 or more"):
+                trainer.fit(good, 1)
+        wrong[0] = False
+        assert trainer.fit(good, 1).epochs == 1
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_that_was_torn_ends_before_the_next_record(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 0}\n{"step":')
+    log = Log(path)
+    for step in (7, 8):
+        log.write({"step": step})
+    log.close()
+    assert path.read_text().split("\n") == ['{"step": 0}', '{"step":', '{"step": 7}', '{"step": 8}', ""]
+
+
+def test_what_cannot_be_written_whole_is_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = Log(path)
+    log.write({"step": 0})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30, before[1]))  # as a disk that is full in the middle of a line
+    try:
+        with pytest.raises(ArgumentError, match=r"log\.jsonl cannot be written: File too large; name another file"):
+            log.write({"step": 1, "loss": 12.25, "accuracy": 0.5})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_text() == '{"step": 0}\n'
+    log.write({"step": 2})
+    log.close()
+    assert path.read_text() == '{"step": 0}\n{"step": 2}\n'

@@ -129,6 +129,7 @@ def test_a_shape_that_does_not_fit_names_the_layer(changes: dict[str, Any], frag
         (X, Y.astype(str), ArgumentError, "it must be real numbers"),
         ([[1], [2, 3]], Y, ArgumentError, "x is [[1], [2, 3]]; it must be an array of numbers"),
         (X, [[1], [2, 3]], ArgumentError, "y is [[1], [2, 3]]; it must be an array of numbers"),
+        (X, None, ArgumentError, "y is object; it must be real numbers"),
     ],
 )
 def test_a_wrong_batch_is_refused_and_the_trainer_goes_on(
@@ -247,6 +248,9 @@ def test_numpy_s_ints_are_ints_and_a_closed_trainer_says_so() -> None:
         assert trainer.step(X, Y).rows == 4
     with pytest.raises(ArgumentError, match="trainer is closed; open a new one"):
         trainer.push()
+    for call in (trainer.compression, lambda: trainer.announce(4, True), lambda: trainer.executor(4)):
+        with pytest.raises(ArgumentError, match="trainer is closed; open a new one"):
+            call()
 
 
 def test_numbers_beyond_float32_are_infinite_and_end_the_run_without_a_warning() -> None:

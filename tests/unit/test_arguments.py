@@ -229,6 +229,13 @@ def test_weights_that_are_no_numbers_are_named(value: Any) -> None:
         net.load_state_dict([value])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 1e300])
+def test_weights_that_are_not_finite_are_refused_without_a_warning(value: float) -> None:
+    net = nn.Sequential(nn.Linear(2, 2, bias=False)).initialize()
+    with pytest.raises(CheckpointError, match=r"weight 0.weight has values that are no finite float32; use weights"):
+        net.load_state_dict({"0.weight": np.full((2, 2), value)})
+
+
 @pytest.mark.parametrize("text", ["9" * 5000, "9" * 400 + ".5G", "8EiB", "1e9", "-1", "", "4 4", "9" * 30, "9999999T"])
 def test_sizes_beyond_reason_are_refused(text: str) -> None:
     refused(lambda: parse_size(text))

@@ -386,3 +386,23 @@ def test_an_empty_data_set_is_refused() -> None:
 
 def test_batch_count() -> None:
     assert [batch_count(7, 3), batch_count(6, 3), batch_count(7, 3, drop_last=True), batch_count(1, 9)] == [3, 2, 2, 1]
+
+
+class Ended(Numbers):
+    """A data set that draws from an iterator, which ends."""
+
+    def read(self, indices: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
+        if 4 in indices:
+            next(iter(()))
+        super().read(indices, x, y)
+
+
+def test_an_iterator_that_ends_inside_a_data_set_does_not_end_the_epoch() -> None:
+    with pytest.raises(DataError, match="batch 2: the data set's read raised StopIteration; it must fill the batch"):
+        samples(Ended(9), 2, shuffle=False)
+
+
+def test_a_shape_may_be_a_list() -> None:
+    dataset = Numbers(4)
+    dataset.input_shape = list(dataset.input_shape)  # type: ignore[assignment]
+    assert samples(dataset, 2, shuffle=False) == [[0, 1], [2, 3]]
