@@ -140,8 +140,15 @@ def _run(arguments: list[str]) -> int:
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
         result = import_module(f"minidnn.cli.{args.command}").run(args, console)
     if args.json:
-        console.write(json.dumps(result, allow_nan=False))
+        console.write(_as_json(result))
     return console.exit_code
+
+
+def _as_json(result: object) -> str:
+    try:
+        return json.dumps(result, allow_nan=False)
+    except ValueError:
+        raise ArgumentError("a figure is infinite, which JSON cannot hold; ask without --json to see which") from None
 
 
 def _parser(command: str | None) -> Parser:

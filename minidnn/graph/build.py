@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from minidnn.arguments import choice, shown
-from minidnn.errors import ArgumentError
+from minidnn.errors import ArgumentError, ShapeError
 from minidnn.graph.emit import Scope, Writer, scalars_tensor
 from minidnn.graph.graph import Graph, LayerInfo, Target
 from minidnn.graph.op import Op
@@ -95,7 +95,7 @@ def _forward(
             and layer.masks and front.y is x
         )  # fmt: skip
         before = len(writer.ops)
-        y = _forward_at(layer, scope)
+        y = _forward_at(layer, scope, out_shape)
         if len(writer.ops) > before:  # a layer without ops (a view, an equal-size pool) is not in the graph
             scope.y = y
             if front and scope.mask_dx:
@@ -121,17 +121,27 @@ def _lost(writer: Writer) -> list[tuple[Op, str, Op]]:
     return found
 
 
-def _forward_at(layer: Layer, scope: Scope) -> Tensor:
-    """`layer.forward`, with the layer's path in front of what it says."""
+def _forward_at(layer: Layer, scope: Scope, shape: tuple[int, ...]) -> Tensor:
+    """`layer.forward`, whose output is to have that shape, with the layer's path in front of what it says."""
+    before = len(scope.writer.ops)
     with calling(layer, scope.path, "forward") as name:
         y: object = layer.forward(scope)
     if not isinstance(y, Tensor):
         raise ArgumentError(f"{name}: forward returned {shown(y)}; it must return its output, a Tensor")
+    if prod(y.shape) != prod(shape):
+        raise ShapeError(f"{name}: forward returned a tensor of {list(y.shape)}; infer said {list(shape)}: make one so")
+    if y is not scope.x and y.name not in _written(scope.writer.ops[before:]):
+        raise ArgumentError(f"{name}: forward returned {y.name}, which none of its ops writes; emit one that does")
     return y
+
+
+def _written(ops: Sequence[Op]) -> set[str]:
+    return {name for op in ops for _, name in op.writes}
 
 
 def _backward_at(layer: Layer, scope: Scope, dy: Tensor) -> Tensor | None:
     """`layer.backward`, of a layer that has one; None where the gradient of its input is not needed."""
+    before = len(scope.writer.ops)
     with calling(layer, scope.path, "backward", "a layer that is trained") as name:
         dx: object = layer.backward(scope, dy)
     if not scope.needs_dx:
@@ -141,6 +151,8 @@ def _backward_at(layer: Layer, scope: Scope, dy: Tensor) -> Tensor | None:
             f"{name}: backward returned {shown(dx)}; "
             "it must return the gradient of its input, a Tensor such as scope.dx()"
         )
+    if dx is not dy and dx.name not in _written(scope.writer.ops[before:]):
+        raise ArgumentError(f"{name}: backward returned {dx.name}, which none of its ops writes; emit one that does")
     return dx
 
 
@@ -170,7 +182,7 @@ def _backward(writer: Writer, scopes: list[tuple[Layer, Scope]], optimizer: Opti
             scope.emit("backward_activation", "relu_backward", [("y", scope.y), ("dy", dy)], [("dx", dy)])
         before = len(writer.ops)
         dx = _backward_at(layer, scope, dy)
-        _settle(writer, scope, {name for op in writer.ops[before:] for _, name in op.writes}, optimizer)
+        _settle(writer, scope, _written(writer.ops[before:]), optimizer)
         if dx is not None:
             dy = dx
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,8 @@ class PlanStore:
         self.link: Link | None = None
         self.changed = False
         if path is not None:
-            with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # ArgumentErrors are ValueErrors
+            # ArgumentErrors are ValueErrors.
+            with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 text = json.loads(path.read_text())
                 if text["format"] != FORMAT:
                     raise ValueError(text["format"])
@@ -215,10 +217,16 @@ class PlanStore:
                 host = {str(key): HostCosts(*map(float, costs)) for key, costs in text["host"].items()}
                 slowdown = {str(key): float(factor) for key, factor in text["slowdown"].items()}
                 shares = {str(key): Shares(*map(share, kept)) for key, kept in text["shares"].items()}
-                entries = dict(text["plans"])
+                entries = {str(key): [_read(**entry) for entry in found] for key, found in text["plans"].items()}
                 same = text.get("kernels", "") == kernels
                 self.link, self.host, self.slowdown, self.entries = link, host, slowdown, entries
                 self.times, self.shares = (times, shares) if same else ({}, {})
+
+    def _add(self, other: PlanStore) -> None:
+        """What this store does not have of another."""
+        for name in ("entries", "times", "slowdown", "shares", "host"):
+            setattr(self, name, getattr(other, name) | getattr(self, name))
+        self.link = other.link if self.link is None else self.link.fastest(other.link)
 
     def add_times(self, times: Mapping[str, float]) -> None:
         """Keep the ms of ops by their profile keys."""
@@ -272,6 +280,7 @@ class PlanStore:
         be written, what was found lasts as long as the process: that costs time, and is no reason to stop."""
         if self.path is not None and self.changed:
             part = self.path.with_suffix(f".{os.getpid()}.tmp")
+            self._add(PlanStore(self.path, self.kernels))  # what another process has found since
             link = asdict(self.link) if self.link else None
             text = {
                 "format": FORMAT, "host": self.host, "link": link, "kernels": self.kernels, "times": self.times,
@@ -286,6 +295,14 @@ class PlanStore:
                     part.unlink(missing_ok=True)
                 self.path = None
             self.changed = False
+
+
+def _read(name: str, workspace: int, ms: float | None, deterministic: bool, blob: str | None) -> dict[str, Any]:
+    """A plan as a file has it, checked."""
+    way = Algorithm(str(name), int(workspace), None if ms is None else float(ms), bool(deterministic))
+    if way.workspace < 0 or (way.ms is not None and not 0 <= way.ms < inf):
+        raise ValueError(f"{name} takes {ms} ms and {workspace} bytes")
+    return _entry(way, None if blob is None else base64.b64decode(blob, validate=True))
 
 
 def _entry(a: Algorithm, blob: bytes | None) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from minidnn.arguments import shown
 from minidnn.codec import PARTS
+from minidnn.errors import ScheduleError
 from minidnn.graph.graph import Graph
 from minidnn.graph.op import Op
 from minidnn.profile.profile import Algorithm, Profile
@@ -48,6 +50,38 @@ class Plan:
     codecs: int = PARTS
     scratch: int = 0
     offsets: Mapping[str, int] = field(default_factory=dict)
+
+    def check(self, graph: Graph, who: str) -> None:
+        """Raises ScheduleError, naming who made the plan, for one that is none of this graph."""
+        for name, value, kind in (
+            ("stages", self.stages, tuple), ("algorithms", self.algorithms, Mapping), ("offload", self.offload, tuple),
+            ("prefetch", self.prefetch, Mapping),
+        ):  # fmt: skip
+            if not isinstance(value, kind):
+                raise ScheduleError(f"{who} proposed {name} {shown(value)}; it must be a {kind.__name__}")
+        moves = [(-1, name) for name in self.offload]
+        moves += [(at, name) for at, names in self.prefetch.items() for name in names]
+        for _, name in moves:
+            if name not in graph.tensors:
+                raise ScheduleError(f"{who} offloads {shown(name)}, which is no tensor of this graph; name one that is")
+        starts, end = [], 0
+        for stage in self.stages:
+            if not (isinstance(stage, tuple) and len(stage) == 2 and stage[0] == end < stage[1]):
+                raise ScheduleError(f"{who} proposed the stage {shown(stage)} behind op {end}; it must begin there")
+            starts.append(stage[0])
+            end = stage[1]
+        if end != len(graph.ops):
+            raise ScheduleError(f"{who} proposed stages up to op {end}; they must end at op {len(graph.ops)}")
+        for op, way in self.algorithms.items():
+            if not isinstance(way, Algorithm):
+                raise ScheduleError(f"{who} proposed {shown(way)} for {shown(op)}; it must be an Algorithm")
+        for at, name in moves:
+            last = max((i for i, op in enumerate(graph.ops[: graph.forward_ops]) if name in op.tensors), default=0)
+            if at >= 0 and not (at in starts and at > last):
+                raise ScheduleError(
+                    f"{who} prefetches {name} at op {at}; it must be where a stage begins, behind op {last}, "
+                    "the last of forward that uses it"
+                )
 
     def algorithm(self, op: Op) -> Algorithm:
         """The algorithm chosen for an op."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from minidnn.arguments import choice, is_count, shown
-from minidnn.errors import ArgumentError, BudgetError, ScheduleError
+from minidnn.arguments import choice, failure, is_count, shown
+from minidnn.errors import ArgumentError, BudgetError, MiniDnnError, ScheduleError
 from minidnn.graph.graph import Graph
 from minidnn.memory.fit import named_fit
 from minidnn.plan.compress import COMPRESSION, compressed
@@ -197,15 +197,16 @@ def _next(proposals: Proposals, outcome: Outcome | None, mode: Mode, graph: Grap
     if not hasattr(proposals, "send"):
         raise ScheduleError(f"policy {mode.family} returned {shown(proposals)}; it must be a generator of Plans")
     try:
-        plan = proposals.send(outcome)
+        plan: object = proposals.send(outcome)
     except StopIteration:
         return None
+    except MiniDnnError:
+        raise
+    except Exception as error:
+        raise ScheduleError(f"policy {mode.family} failed with {failure(error)}; mend the policy") from error
     if not isinstance(plan, Plan):
         raise ScheduleError(f"policy {mode.family} proposed {shown(plan)}; it must be a Plan")
-    named = (*plan.offload, *(name for names in plan.prefetch.values() for name in names))
-    unknown = [name for name in named if name not in graph.tensors]
-    if unknown:
-        raise ScheduleError(f"policy {mode.family} offloads {shown(unknown[0])}, which is no tensor of this graph")
+    plan.check(graph, f"policy {mode.family}")
     return plan
 
 

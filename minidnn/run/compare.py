@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ def predict(graph: Graph, modes: Sequence[str], profile: Profile, options: Optio
             more = {
                 "pinned_raw_bytes": schedule.pinned_raw_bytes, **predicted(graph, schedule.plan, options.density),
                 "cpu_share": busy / found.iteration_ms if alive else None,
-                "uncompressed_ms": time_of(recompressed(schedule, ())) if alive else None,
+                "uncompressed_ms": ms if alive and isfinite(ms := time_of(recompressed(schedule, ()))) else None,
             }  # fmt: skip
         yield ModeResult(
             mode, alive, found.peak_bytes, found.iteration_ms if alive else None, found.stall_ms if alive else None,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 from minidnn.codec.rates import MEASURED, CodecRates
@@ -94,6 +94,8 @@ def simulate(
             took.append(clock.iterate())
     except OutOfDeviceMemory as error:
         dead_end = str(error)
+    if not dead_end and not isfinite(took[-1]):
+        raise ArgumentError(f"profile ({profile.source}) has times or rates of no real machine; measure it again")
     return Simulation(
         inf if dead_end else took[-1], clock.timeline(), clock.peak_bytes, schedule.pinned_bytes,
         schedule.offloaded_bytes, dead_end,

@@ -95,3 +95,15 @@ def test_train_reports_and_logs_what_auto_chooses(tmp_path: Path) -> None:
     assert choices == found["choices"]
     assert choices[0]["step"] == 0
     assert {t["tensor"] for t in found["compressed"]} <= set(choices[-1]["compressed"])
+
+
+def test_what_a_live_pool_cannot_do_without_compression_is_no_number() -> None:
+    command = (
+        "simulate", "smallnet", "--gpu", "k40", "--modes", "vdnn++:all(m)", "--fit", "high-end", "--placement", "live",
+        "--compress", "all", "--budget", "2884096",
+    )  # fmt: skip
+    (row,) = json_of(*command)["modes"]
+    assert row["fits"]
+    assert row["iteration_ms"] > 0
+    assert row["uncompressed_ms"] is None
+    assert "-100.0 %" not in succeed(*command)

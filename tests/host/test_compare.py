@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -20,7 +21,8 @@ from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError, BudgetError, ScheduleError
 from minidnn.graph.build import build
 from minidnn.models import create
-from minidnn.plan.plan import Plan
+from minidnn.plan.mode import Request
+from minidnn.plan.plan import Plan, stages_by_op
 from minidnn.plan.registry import POLICIES, parse_mode
 from minidnn.profile.model import modelled
 from minidnn.profile.profile import Link, Profile, op_key
@@ -264,6 +266,13 @@ def test_every_policy_of_the_registry_yields_a_plan() -> None:
         assert list(candidates(graph, parse_mode(family), profile, Options())), family
 
 
+def _proposing(**changes: Any) -> Callable[[Request], Iterator[Plan]]:
+    def policy(request: Request) -> Iterator[Plan]:
+        yield replace(Plan("odd", stages_by_op(request.graph)), **changes)
+
+    return policy
+
+
 @pytest.mark.parametrize(
     ("policy", "sentence"),
     [
@@ -273,6 +282,13 @@ def test_every_policy_of_the_registry_yields_a_plan() -> None:
         (lambda request: (x for x in (3,)), "proposed 3; it must be a Plan"),
         (lambda request: (Plan("odd", (), offload=(n,)) for n in ("no.such",)), "offloads 'no.such', which is no ten"),
         (lambda request: (Plan("odd", (), prefetch={0: (n,)}) for n in ("x",)), "offloads 'x', which is no tensor"),
+        (_proposing(stages=()), "proposed stages up to op 0; they must end at op"),
+        (_proposing(stages=((0, 2), (3, 4))), r"proposed the stage \(3, 4\) behind op 2; it must begin there"),
+        (_proposing(stages=[(0, 2)]), r"proposed stages \[\(0, 2\)\]; it must be a tuple"),
+        (_proposing(prefetch=[]), r"proposed prefetch \[\]; it must be a Mapping"),
+        (_proposing(prefetch={0: ("features.0.y",)}), "prefetches features.0.y at op 0; it must be where a stage"),
+        (_proposing(algorithms={"op": "gemm"}), "proposed 'gemm' for 'op'; it must be an Algorithm"),
+        (lambda request: (1 // n for n in (0,)), r"failed with ZeroDivisionError.*; mend the policy"),
     ],
 )
 def test_what_is_no_policy_is_refused_in_one_sentence(

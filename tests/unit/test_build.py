@@ -212,23 +212,29 @@ class Own(nn.Layer):
 
     kind = "activation"
 
-    def __init__(self, in_place: bool = False, returned: object = "dx") -> None:
+    def __init__(
+        self, in_place: bool = False, returned: object = "dx", emits: str = "forward backward",
+        shape: tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.in_place, self.returned = in_place, returned
+        self.in_place, self.returned, self.emits, self.shape = in_place, returned, emits, shape
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape
 
     def forward(self, scope: Scope) -> Tensor:
-        y = scope.x if self.in_place else scope.activation(scope.x.shape, scope.x.layout)
-        scope.emit("forward", "activation_forward", [("x", scope.x)], [("y", y)], function="tanh", negative_slope=0.0)
+        y = scope.x if self.in_place else scope.activation(self.shape or scope.x.shape, scope.x.layout)
+        if "forward" in self.emits:
+            scope.emit(
+                "forward", "activation_forward", [("x", scope.x)], [("y", y)], function="tanh", negative_slope=0.0
+            )
         return y
 
     def backward(self, scope: Scope, dy: Tensor) -> Tensor | None:
         dx = scope.dx()
         scope.emit(
-            "backward_data", "activation_backward", [("saved", scope.y), ("dy", dy)], [("dx", dx)], function="tanh",
-            negative_slope=0.0,
+            "backward_data", "activation_backward", [("saved", scope.y), ("dy", dy)],
+            [("dx", dx if "backward" in self.emits else dy)], function="tanh", negative_slope=0.0,
         )  # fmt: skip
         return dx if self.returned == "dx" else self.returned  # type: ignore[return-value]
 
@@ -250,3 +256,17 @@ def test_a_backward_that_returns_no_gradient_of_its_input_is_refused(returned: o
         build(net, nn.CrossEntropyLoss(), (4, 5), optimizer=optim.SGD(0.1))
     first = nn.Sequential(Own(returned=returned), nn.Linear(5, 3))  # where nobody needs that gradient
     build(first, nn.CrossEntropyLoss(), (4, 5), optimizer=optim.SGD(0.1))
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (Own(emits="backward"), "forward returned 1.y, which none of its ops writes; emit one that does"),
+        (Own(emits="forward"), "backward returned 0.dy, which none of its ops writes; emit one that does"),
+        (Own(shape=(4, 3)), r"forward returned a tensor of \[4, 3\]; infer said \[4, 5\]: make one so"),
+    ],
+)
+def test_a_layer_that_does_not_write_what_it_returns_is_refused(layer: nn.Layer, said: str) -> None:
+    net = nn.Sequential(nn.Linear(5, 5), layer, nn.Linear(5, 3))
+    with pytest.raises((ArgumentError, ShapeError), match=rf"layer 1 \(Own\): {said}"):
+        build(net, nn.CrossEntropyLoss(), (4, 5), optimizer=optim.SGD(0.1))

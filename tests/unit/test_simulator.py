@@ -331,3 +331,13 @@ def test_a_profile_without_times_is_refused(alexnet: tuple[Graph, Profile]) -> N
     graph, profile = alexnet
     with pytest.raises(ArgumentError, match=r"has no time for features.0:forward with algorithm default"):
         run(graph, "base(m)", replace(profile, entries={}))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"link": Link(1e-308, 1e-308, 0.0, True)}, {"launch_ms": 1e308}, {"action_ms": 1e308}]
+)
+def test_times_beyond_all_numbers_are_refused(alexnet: tuple[Graph, Profile], changes: dict[str, object]) -> None:
+    graph, profile = alexnet
+    schedule = choose(graph, "vdnn:all(p)", profile)
+    with pytest.raises(ArgumentError, match="has times or rates of no real machine; measure it again"):
+        simulate(schedule, replace(profile, **changes))  # type: ignore[arg-type]
