@@ -64,11 +64,11 @@ class Plan:
         for _, name in moves:
             if name not in graph.tensors:
                 raise ScheduleError(f"{who} offloads {shown(name)}, which is no tensor of this graph; name one that is")
-        starts, end = [], 0
+        starts, end = set(), 0
         for stage in self.stages:
             if not (isinstance(stage, tuple) and len(stage) == 2 and stage[0] == end < stage[1]):
                 raise ScheduleError(f"{who} proposed the stage {shown(stage)} behind op {end}; it must begin there")
-            starts.append(stage[0])
+            starts.add(stage[0])
             end = stage[1]
         if end != len(graph.ops):
             raise ScheduleError(f"{who} proposed stages up to op {end}; they must end at op {len(graph.ops)}")
@@ -76,7 +76,7 @@ class Plan:
             if not isinstance(way, Algorithm):
                 raise ScheduleError(f"{who} proposed {shown(way)} for {shown(op)}; it must be an Algorithm")
         for at, name in moves:
-            last = max((i for i, op in enumerate(graph.ops[: graph.forward_ops]) if name in op.tensors), default=0)
+            last = graph.last_forward_use(name)
             if at >= 0 and not (at in starts and at > last):
                 raise ScheduleError(
                     f"{who} prefetches {name} at op {at}; it must be where a stage begins, behind op {last}, "
