@@ -162,7 +162,7 @@ def same_bits() -> dict[str, Any]:
         )  # fmt: skip
         opener = partial(open_device, "cuda", precision=precision, deterministic=True)
         results = measure(experiment, MODES, opener, Options(), timed_steps=1)
-        equal[precision] = {r.mode: r.fits and bool(r.more["matches_base"]) for r in results}
+        equal[precision] = {r.mode: r.fits and r.more["matches_base"] is True for r in results}
     return {"holds": all(all(found.values()) for found in equal.values()), "steps": STEPS, "equal": equal}
 
 

@@ -36,6 +36,8 @@ KEPT = (
 )  # fmt: skip
 """What a row keeps of what `compare` says. `cpu_share`: cores that packing and unpacking kept busy, on average."""
 LIMIT_S = 600
+SAID = {True: "bit-equal", False: "DIFFER", None: "not compared, base does not fit"}
+"""Of `matches_base`."""
 
 
 def compared(network: str, precision: str, mode: str, device: str, steps: int) -> dict[str, Any]:
@@ -74,11 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not rows.wanted(key):
             continue
         row = rows.measure(key, partial(compared, network, precision, *options))
-        equal = equal and row["matches_base"]
+        equal = equal and row["matches_base"] is not False
         print(
             f"{key}: {row['uncompressed_ms']:.2f} ms, compressed {row['iteration_ms']:.2f}; pinned "
             f"{format_size(row['pinned_raw_bytes'])}, compressed {format_size(row['pinned_bytes'])}; gradients "
-            f"{'bit-equal' if row['matches_base'] else 'DIFFER'}",
+            + SAID[row["matches_base"]],
             flush=True,
         )
     return 0 if equal else 1

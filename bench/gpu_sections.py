@@ -219,7 +219,7 @@ def compression(results: Path) -> str:
             [r["network"].replace(":", ", batch "), r["precision"], f"`{r['mode']}`",
              milliseconds(r["uncompressed_ms"]), milliseconds(r["iteration_ms"]), size(r["pinned_raw_bytes"]),
              size(r["pinned_bytes"]), f"{r['density']:.2f}", f"{r['cpu_share']:.1f}",
-             "bit-equal" if r["matches_base"] else "**differ**"]
+             {True: "bit-equal", False: "**differ**", None: "not compared"}[r["matches_base"]]]
             for r in found["rows"].values()
         ]  # fmt: skip
         head = ["network", "precision", "mode", "ms", "ms, compressed", "pinned", "pinned, compressed", "density",

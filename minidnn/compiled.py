@@ -7,6 +7,7 @@ Modules that import this one are imported when there is something to compute: mi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numba
@@ -40,12 +41,15 @@ class _Bars(events.Listener):  # type: ignore[misc,unused-ignore]
         function = event.data["dispatcher"].py_func
         ours = str(function.__module__).partition(".")[0] == "minidnn"
         first = ours and all(shown is None for shown in self.shown)
-        self.shown.append(bar(f"compiling {function.__name__}, once", delay=0.0) if first else None)
+        self.shown.append(None)
+        with suppress(Exception):  # a terminal that has gone must not end what is compiled
+            self.shown[-1] = bar(f"compiling {function.__name__}, once", delay=0.0) if first else None
 
     def on_end(self, event: Any) -> None:
         shown = self.shown.pop()
-        if shown is not None:
-            shown.close()
+        with suppress(Exception):
+            if shown is not None:
+                shown.close()
 
 
 events.register("numba:compile", _Bars())  # type: ignore[no-untyped-call,unused-ignore]

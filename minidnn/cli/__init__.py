@@ -148,7 +148,7 @@ def _as_json(result: object) -> str:
     try:
         return json.dumps(result, allow_nan=False)
     except ValueError:
-        raise ArgumentError("a figure is infinite, which JSON cannot hold; ask without --json to see which") from None
+        raise ArgumentError("a figure is infinite or NaN, which JSON cannot hold; ask without --json") from None
 
 
 def _parser(command: str | None) -> Parser:

@@ -118,6 +118,8 @@ def _lost(writer: Writer) -> list[tuple[Op, str, Op]]:
                   if name in overwritten and op.layer < overwritten[name].layer]
         if op.forward:
             overwritten |= {name: op for _, name in op.writes if made.setdefault(name, op.layer) != op.layer}
+        else:
+            overwritten |= {name: op for _, name in op.writes if made.get(name, op.layer) != op.layer}
     return found
 
 

@@ -109,7 +109,7 @@ class Layer:
 
     @property
     def owner(self) -> WeightOwner | None:
-        """The open trainer that has this layer's weights; one that was dropped has none."""
+        """The open trainer that has this layer's weights."""
         found: weakref.ref[WeightOwner] | None = self.__dict__.get("_owner")
         return None if found is None else found()
 
@@ -118,7 +118,9 @@ class Layer:
         self.__dict__["_owner"] = None if owner is None else weakref.ref(owner)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies, which no trainer has."""
+        """For copies: the newest weights, and no trainer."""
+        if self.owner is not None:
+            self.owner.pull()
         return {name: value for name, value in self.__dict__.items() if name != "_owner"}
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -150,12 +150,6 @@ class Sequential(Layer):
             shape = infer_at(path, layer, shape)
         return shape
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies: the newest weights."""
-        for owner in self.owners:
-            owner.pull()
-        return super().__getstate__()
-
     # -- parameters ------------------------------------------------------------------------------------------------
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:

@@ -206,6 +206,7 @@ class PlanStore:
         self.host: dict[str, HostCosts] = {}
         self.link: Link | None = None
         self.changed = False
+        self._seen = self._version()
         if path is not None:
             # ArgumentErrors are ValueErrors.
             with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -221,6 +222,14 @@ class PlanStore:
                 same = text.get("kernels", "") == kernels
                 self.link, self.host, self.slowdown, self.entries = link, host, slowdown, entries
                 self.times, self.shares = (times, shares) if same else ({}, {})
+
+    def _version(self) -> tuple[int, int] | None:
+        """Which file is there now; None: none."""
+        with suppress(OSError):
+            if self.path is not None:
+                found = self.path.stat()
+                return found.st_mtime_ns, found.st_ino
+        return None
 
     def _add(self, other: PlanStore) -> None:
         """What this store does not have of another."""
@@ -280,7 +289,8 @@ class PlanStore:
         be written, what was found lasts as long as the process: that costs time, and is no reason to stop."""
         if self.path is not None and self.changed:
             part = self.path.with_suffix(f".{os.getpid()}.tmp")
-            self._add(PlanStore(self.path, self.kernels))  # what another process has found since
+            if self._version() != self._seen:  # another process has found something since
+                self._add(PlanStore(self.path, self.kernels))
             link = asdict(self.link) if self.link else None
             text = {
                 "format": FORMAT, "host": self.host, "link": link, "kernels": self.kernels, "times": self.times,
@@ -290,6 +300,7 @@ class PlanStore:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 part.write_text(json.dumps(text))
                 part.replace(self.path)
+                self._seen = self._version()
             except OSError:
                 with suppress(OSError):
                     part.unlink(missing_ok=True)
@@ -302,7 +313,9 @@ def _read(name: str, workspace: int, ms: float | None, deterministic: bool, blob
     way = Algorithm(str(name), int(workspace), None if ms is None else float(ms), bool(deterministic))
     if way.workspace < 0 or (way.ms is not None and not 0 <= way.ms < inf):
         raise ValueError(f"{name} takes {ms} ms and {workspace} bytes")
-    return _entry(way, None if blob is None else base64.b64decode(blob, validate=True))
+    if blob is not None:
+        base64.b64decode(blob, validate=True)
+    return {**_entry(way, None), "blob": blob}
 
 
 def _entry(a: Algorithm, blob: bytes | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from minidnn.arguments import shown
+from minidnn.arguments import choice, shown
 from minidnn.codec import PARTS
 from minidnn.errors import ScheduleError
 from minidnn.graph.graph import Graph
@@ -13,6 +13,8 @@ from minidnn.graph.op import Op
 from minidnn.profile.profile import Algorithm, Profile
 
 ORDERS = ("prefetch-first", "derivative-first")
+SYNCS = ("both", "compute", "none")
+LIFETIMES = ("last-use", "iteration")
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,11 @@ class Plan:
         ):  # fmt: skip
             if not isinstance(value, kind):
                 raise ScheduleError(f"{who} proposed {name} {shown(value)}; it must be a {kind.__name__}")
-        moves = [(-1, name) for name in self.offload]
-        moves += [(at, name) for at, names in self.prefetch.items() for name in names]
-        for _, name in moves:
+        choice(self.order, "order", ORDERS)
+        choice(self.sync, "sync", SYNCS)
+        choice(self.lifetime, "lifetime", LIFETIMES)
+        fetched = [(at, name) for at, names in self.prefetch.items() for name in names]
+        for name in (*self.offload, *(name for _, name in fetched)):
             if name not in graph.tensors:
                 raise ScheduleError(f"{who} offloads {shown(name)}, which is no tensor of this graph; name one that is")
         starts, end = set(), 0
@@ -75,9 +79,9 @@ class Plan:
         for op, way in self.algorithms.items():
             if not isinstance(way, Algorithm):
                 raise ScheduleError(f"{who} proposed {shown(way)} for {shown(op)}; it must be an Algorithm")
-        for at, name in moves:
+        for at, name in fetched:
             last = graph.last_forward_use(name)
-            if at >= 0 and not (at in starts and at > last):
+            if at not in starts or at <= last:
                 raise ScheduleError(
                     f"{who} prefetches {name} at op {at}; it must be where a stage begins, behind op {last}, "
                     "the last of forward that uses it"

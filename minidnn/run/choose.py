@@ -200,13 +200,19 @@ def _next(proposals: Proposals, outcome: Outcome | None, mode: Mode, graph: Grap
         plan: object = proposals.send(outcome)
     except StopIteration:
         return None
-    except MiniDnnError:
+    except (MiniDnnError, MemoryError):
         raise
     except Exception as error:
         raise ScheduleError(f"policy {mode.family} failed with {failure(error)}; mend the policy") from error
     if not isinstance(plan, Plan):
         raise ScheduleError(f"policy {mode.family} proposed {shown(plan)}; it must be a Plan")
-    plan.check(graph, f"policy {mode.family}")
+    try:
+        plan.check(graph, f"policy {mode.family}")
+    except TypeError as error:
+        raise ScheduleError(
+            f"policy {mode.family} proposed a plan with {failure(error)} in it; it must have ops' numbers and "
+            "tensors' names"
+        ) from error
     return plan
 
 

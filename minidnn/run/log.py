@@ -28,9 +28,9 @@ class Log:
         self._torn = self._regular and self._ends_inside_a_line()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """One line, on disk when this returns."""
+        """One line, with the system when this returns."""
         line = (b"\n" if self._torn else b"") + json.dumps(record).encode() + b"\n"
-        end = self._file.tell() if self._regular else None
+        end = os.fstat(self._file.fileno()).st_size if self._regular else None
         try:
             while line:
                 line = line[self._file.write(line) :]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from warnings import warn
@@ -183,10 +183,9 @@ class Trainer:
                 self.device.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "programs") and not self._closed:  # a device of somebody else's would keep the memory for good
+        if hasattr(self, "programs") and not self._closed:
+            # Not more than that: this may be any thread, in the middle of what another trainer does on the device.
             warn("a trainer was dropped that was not closed; use it in a with statement", ResourceWarning, stacklevel=2)
-            with suppress(Exception):
-                self.close()
 
     def __enter__(self) -> Trainer:
         return self

@@ -288,6 +288,9 @@ def _proposing(**changes: Any) -> Callable[[Request], Iterator[Plan]]:
         (_proposing(prefetch=[]), r"proposed prefetch \[\]; it must be a Mapping"),
         (_proposing(prefetch={0: ("features.0.y",)}), "prefetches features.0.y at op 0; it must be where a stage"),
         (_proposing(algorithms={"op": "gemm"}), "proposed 'gemm' for 'op'; it must be an Algorithm"),
+        (_proposing(prefetch={-1: ("features.0.y",)}), "prefetches features.0.y at op -1; it must be where a stage"),
+        (_proposing(prefetch={5: None}), "proposed a plan with TypeError.* in it; it must have ops' numbers"),
+        (_proposing(offload=([1],)), "proposed a plan with TypeError.* in it; it must have ops' numbers"),
         (lambda request: (1 // n for n in (0,)), r"failed with ZeroDivisionError.*; mend the policy"),
     ],
 )

@@ -231,12 +231,12 @@ class Own(nn.Layer):
         return y
 
     def backward(self, scope: Scope, dy: Tensor) -> Tensor | None:
-        dx = scope.dx()
+        dx = scope.x if self.returned == "x" else scope.dx()
         scope.emit(
             "backward_data", "activation_backward", [("saved", scope.y), ("dy", dy)],
             [("dx", dx if "backward" in self.emits else dy)], function="tanh", negative_slope=0.0,
         )  # fmt: skip
-        return dx if self.returned == "dx" else self.returned  # type: ignore[return-value]
+        return dx if self.returned in ("dx", "x") else self.returned  # type: ignore[return-value]
 
 
 def test_a_layer_that_overwrites_what_another_reads_again_is_refused() -> None:
@@ -247,6 +247,8 @@ def test_a_layer_that_overwrites_what_another_reads_again_is_refused() -> None:
     said = r"^1:backward_data reads 1\.y, which 2:forward has overwritten; a layer must write to a tensor of its own"
     with pytest.raises(ArgumentError, match=said):
         trained(nn.Linear(5, 5), Own(), Own(in_place=True), nn.Linear(5, 3))
+    with pytest.raises(ArgumentError, match=r"^1:backward_data reads 1\.y, which 2:backward_data has overwritten; a"):
+        trained(nn.Linear(5, 5), Own(), Own(returned="x"), nn.Linear(5, 3))  # its gradient lies where its input did
 
 
 @pytest.mark.parametrize("returned", [None, 3, Tensor("dx", (4, 6), "float32", Role.GRADIENT)])

@@ -83,3 +83,41 @@ def test_what_others_compile_is_their_own(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "stderr", terminal)
     assert compiled(lambda number: number + 1)(1) == 2
     assert terminal.getvalue() == ""
+
+
+class Gone(Terminal):
+    """A terminal that was closed, or that nobody can write to any more."""
+
+    def __init__(self, closed: bool) -> None:
+        super().__init__()
+        self.gone = closed
+
+    def isatty(self) -> bool:
+        if self.gone:
+            raise ValueError("I/O operation on closed file")
+        return True
+
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize("stderr", [None, Gone(closed=True), Gone(closed=False)])
+def test_what_is_compiled_is_compiled_though_nobody_can_see_it(
+    monkeypatch: pytest.MonkeyPatch, stderr: Terminal | None
+) -> None:
+    def function(number: int) -> int:
+        return number + 1
+
+    function.__module__ = "minidnn.somewhere"
+    monkeypatch.setattr(sys, "stderr", stderr)
+    assert compiled(function)(1) == 2
+
+
+@pytest.mark.parametrize("wanted", [None, True])
+@pytest.mark.parametrize("stderr", [None, Gone(closed=True)])
+def test_a_bar_that_nobody_can_see_is_none(
+    monkeypatch: pytest.MonkeyPatch, stderr: Terminal | None, wanted: bool | None
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with bar("long", 2, wanted, delay=0.0) as done:
+        done.update()
