@@ -140,15 +140,15 @@ def _run(arguments: list[str]) -> int:
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
         result = import_module(f"minidnn.cli.{args.command}").run(args, console)
     if args.json:
-        console.write(_as_json(result))
+        console.write(_as_json(args.command, result))
     return console.exit_code
 
 
-def _as_json(result: object) -> str:
+def _as_json(command: str, result: object) -> str:
     try:
         return json.dumps(result, allow_nan=False)
     except ValueError:
-        raise ArgumentError("a figure is infinite or NaN, which JSON cannot hold; ask without --json") from None
+        raise ArgumentError(f"{command} found a figure that JSON cannot hold; leave out --json to see it") from None
 
 
 def _parser(command: str | None) -> Parser:

@@ -133,7 +133,7 @@ def _forward_at(layer: Layer, scope: Scope, shape: tuple[int, ...]) -> Tensor:
     if prod(y.shape) != prod(shape):
         raise ShapeError(f"{name}: forward returned a tensor of {list(y.shape)}; infer said {list(shape)}: make one so")
     if y is not scope.x and y.name not in _written(scope.writer.ops[before:]):
-        raise ArgumentError(f"{name}: forward returned {y.name}, which none of its ops writes; emit one that does")
+        raise ArgumentError(f"{name}: forward returned {y.name}, which none of its ops writes; one must")
     return y
 
 
@@ -154,7 +154,7 @@ def _backward_at(layer: Layer, scope: Scope, dy: Tensor) -> Tensor | None:
             "it must return the gradient of its input, a Tensor such as scope.dx()"
         )
     if dx is not dy and dx.name not in _written(scope.writer.ops[before:]):
-        raise ArgumentError(f"{name}: backward returned {dx.name}, which none of its ops writes; emit one that does")
+        raise ArgumentError(f"{name}: backward returned {dx.name}, which none of its ops writes; one must")
     return dx
 
 

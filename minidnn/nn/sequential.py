@@ -67,7 +67,7 @@ class Sequential(Layer):
         if not isinstance(layer, Layer):
             raise ArgumentError(f"layer is {shown(layer)}; append takes a layer")
         if self.owners:
-            raise ArgumentError("net is in a trainer that is open; close it before layers are appended")
+            raise ArgumentError(f"layer is {shown(layer)}, but a trainer has the network; close that before you append")
         name = str(len(self._children))
         if name in self._children:
             raise ArgumentError(f"child {shown(name)} exists already; append to a Sequential with positional names")

@@ -95,7 +95,7 @@ def simulate(
     except OutOfDeviceMemory as error:
         dead_end = str(error)
     if not dead_end and not isfinite(took[-1]):
-        raise ArgumentError(f"profile ({profile.source}) has times or rates of no real machine; measure it again")
+        raise ArgumentError(f"profile ({profile.source}) has times of no real machine; use one that was measured")
     return Simulation(
         inf if dead_end else took[-1], clock.timeline(), clock.peak_bytes, schedule.pinned_bytes,
         schedule.offloaded_bytes, dead_end,

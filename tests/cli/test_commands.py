@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minidnn.cli import COMMANDS
+from minidnn.cli import COMMANDS, main
 from minidnn.cli.options import ORDERS, PLACEMENTS, PRECISIONS
 from tests.cli import COMMAND, ROOT, json_of, minidnn, refuse, succeed
 
@@ -98,3 +98,13 @@ def test_choices_on_the_command_line_are_those_of_the_library() -> None:
     assert graph.PRECISIONS == PRECISIONS
     assert plan.ORDERS == ORDERS
     assert choose.PLACEMENTS == PLACEMENTS
+
+
+@pytest.mark.parametrize("figure", [float("inf"), float("nan")])
+def test_what_json_cannot_hold_is_said_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], figure: float
+) -> None:
+    monkeypatch.setattr("minidnn.cli.models.run", lambda args, console: {"figure": figure})
+    assert main(["models", "--json"]) == 2
+    said = "minidnn: models found a figure that JSON cannot hold; leave out --json to see it\n"
+    assert capsys.readouterr() == ("", said)

@@ -106,7 +106,7 @@ def test_layers_without_weights_may_be_shared_by_open_networks() -> None:
 
 def test_layers_are_not_appended_to_an_open_network() -> None:
     net = models.create("smallvgg")
-    with opened(net), pytest.raises(ArgumentError, match="net is in a trainer that is open; close it before"):
+    with opened(net), pytest.raises(ArgumentError, match="but a trainer has the network; close that before"):
         features(net).append(nn.ReLU())
 
 

@@ -263,8 +263,8 @@ def test_a_backward_that_returns_no_gradient_of_its_input_is_refused(returned: o
 @pytest.mark.parametrize(
     ("layer", "said"),
     [
-        (Own(emits="backward"), "forward returned 1.y, which none of its ops writes; emit one that does"),
-        (Own(emits="forward"), "backward returned 0.dy, which none of its ops writes; emit one that does"),
+        (Own(emits="backward"), "forward returned 1.y, which none of its ops writes; one must"),
+        (Own(emits="forward"), "backward returned 0.dy, which none of its ops writes; one must"),
         (Own(shape=(4, 3)), r"forward returned a tensor of \[4, 3\]; infer said \[4, 5\]: make one so"),
     ],
 )
