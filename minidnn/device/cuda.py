@@ -145,12 +145,14 @@ class CudaDevice(Device):
         self._runtime.setDevice(self.index)
         if region.address in self._arenas:
             self._runtime.deviceSynchronize()
-            for key in [k for k in self._contexts if k[1] == region.address]:
-                blas = self._contexts.pop(key).blas
-                assert blas is not None
-                blas.close()
-            del self._arenas[region.address]
-            self._runtime.free(region.address)
+            try:
+                for key in [k for k in self._contexts if k[1] == region.address]:
+                    blas = self._contexts.pop(key).blas
+                    assert blas is not None
+                    blas.close()
+            finally:
+                del self._arenas[region.address]
+                self._runtime.free(region.address)
         else:
             self._slabs.give_back(region)
 
@@ -165,6 +167,7 @@ class CudaDevice(Device):
         data = np.ascontiguousarray(data)
         self.synchronize()
         self._runtime.memcpy(arena.address + offset, data.ctypes.data, data.nbytes, _H2D)
+        self.synchronize()  # of pageable memory the last bytes may still be on their way, and our streams do not wait
 
     def read(self, arena: Region, offset: int, nbytes: int) -> np.ndarray:
         _inside(arena, offset, nbytes)
@@ -183,6 +186,7 @@ class CudaDevice(Device):
 
     def abandon(self) -> None:
         with suppress(Exception):
+            self._runtime.setDevice(self.index)
             self._runtime.deviceSynchronize()
         self._workers.close()
         with suppress(BaseException):
@@ -252,11 +256,13 @@ class CudaDevice(Device):
         self._guarded(self._runtime.deviceSynchronize)
 
     def guard(self) -> AbstractContextManager[object]:
+        self._runtime.setDevice(self.index)  # another trainer's, or another thread's, may be the current one
         return refuse_allocations()
 
     def capture(self, streams: Sequence[Stream], issue: Callable[[], None]) -> Launcher:
         first, *others = streams
         assert isinstance(first, CudaStream)
+        self._runtime.setDevice(self.index)
         self._runtime.streamBeginCapture(first.handle, self._runtime.streamCaptureModeThreadLocal)
         try:
             begin = self.record(first)
@@ -378,19 +384,17 @@ class CudaDevice(Device):
             return
         self._closed = True
         self._workers.close()
-        with suppress(Exception):  # after an error in a kernel every call fails; the process's end frees all
-            self._runtime.setDevice(self.index)
-            self._runtime.deviceSynchronize()
-            for region in [*self._arenas.values(), *self._slabs.regions]:
-                self.give_back(region)
-            for graph in self._graphs:
-                self._runtime.graphExecDestroy(graph)
-            for plans in self._plans.values():
-                plans.close()
-            for stream in self._streams.values():
-                self._runtime.streamDestroy(stream.handle)
-            for handle in self._made:
-                self._runtime.eventDestroy(handle)
+        runtime = self._runtime
+        for step in (
+            partial(runtime.setDevice, self.index), runtime.deviceSynchronize,
+            *(partial(self.give_back, region) for region in [*self._arenas.values(), *self._slabs.regions]),
+            *(partial(runtime.graphExecDestroy, graph) for graph in self._graphs),
+            *(plans.close for plans in self._plans.values()),
+            *(partial(runtime.streamDestroy, stream.handle) for stream in self._streams.values()),
+            *(partial(runtime.eventDestroy, handle) for handle in self._made),
+        ):  # fmt: skip
+            with suppress(Exception):  # after an error in a kernel every call fails; the process's end frees all
+                step()
         self._streams.clear()
 
 

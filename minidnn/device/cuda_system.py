@@ -58,8 +58,9 @@ class Slabs:
         if region.address in self._taken:
             _, memory = self._taken.pop(region.address)
             self._runtime.hostUnregister(region.address)
-            if hasattr(mmap, "MADV_DONTNEED"):
-                memory.madvise(mmap.MADV_DONTNEED)  # the bytes go at once, even where an array still refers to them
+            if hasattr(mmap, "MADV_REMOVE"):  # the bytes go at once, even where an array still refers to them
+                with suppress(OSError):
+                    memory.madvise(mmap.MADV_REMOVE)
 
     @property
     def regions(self) -> list[Region]:

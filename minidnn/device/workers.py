@@ -42,10 +42,11 @@ class Workers:
         """On that worker, after what it was given before: wait for the event, do the action."""
         queue = self._queues.get(worker)
         if queue is None:
-            queue = self._queues[worker] = SimpleQueue()
+            queue = SimpleQueue()
             thread = threading.Thread(target=self._work, args=(queue,), name=f"minidnn {worker}", daemon=True)
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
+            self._queues[worker] = queue
         done = Completion()
         queue.put((event, action, done))
         return done
@@ -67,13 +68,16 @@ class Workers:
         self._threads.clear()
 
     def _work(self, queue: SimpleQueue[tuple[Event, Callable[[], None], Completion] | None]) -> None:
-        self._start()
+        started = False
         while (item := queue.get()) is not None:
             event, action, done = item
             try:
+                if not started:
+                    self._start()
+                    started = True
                 self._await(event)
                 action()
-            except BaseException as error:  # whatever it is, the host must see it
+            except BaseException as error:  # whatever it is, the host must see it, and nobody must wait for good
                 self._error = self._error or error
             finally:
                 done.set()

@@ -57,6 +57,8 @@ def bias_relu(on: Context, *, y: Array, b: Array, relu: bool) -> Launcher:
     _, c, h, w = y.shape4
     width = pixel_width(layout, y)
     packs = y.size // width
+    if packs >= 2**31:
+        raise ShapeError(f"an output of shape {list(y.shape)} is too large; use a smaller batch")
     channels = FastDiv(c // width if layout == "nhwc" else c)
     return on.bind(
         "elementwise", f"bias_relu_{layout}_{suffix(y.code, width)}", (blocks(packs), 1, 1), BLOCK,

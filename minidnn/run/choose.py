@@ -86,10 +86,10 @@ def _check_names(argument: str, given: Iterable[str], what: str, known: Containe
 
 
 def offered(algorithms: Mapping[str, Algorithm], graph: Graph, profile: Profile) -> dict[str, Algorithm]:
-    """Those of the fixed algorithms that there are for this graph: for other rows than they were fixed for some need
-    not exist."""
-    ways = {op.name: profile.algorithms(graph, op) for op in graph.ops if op.name in algorithms}
-    return {name: a for name, a in algorithms.items() if any(a.name == way.name for way in ways.get(name, ()))}
+    """Those of the fixed algorithms that there are for this graph, as it has them: for other rows than they were fixed
+    for some need not exist, and others take a workspace of another size."""
+    found = {op.name: {a.name: a for a in profile.algorithms(graph, op)} for op in graph.ops if op.name in algorithms}
+    return {name: found[name][a.name] for name, a in algorithms.items() if a.name in found.get(name, ())}
 
 
 def choose(
@@ -163,12 +163,13 @@ def _judged(
     check_placement(mode, options.placement)
     timed = with_times(graph, profile) if planner else profile
     pool = _pool(graph, profile, options, persistent)
+    fixed = offered(options.algorithms, graph, profile)
     proposals = POLICIES[mode.family](Request(graph, timed, mode, options.order, pool))
     outcome: Outcome | None = None
     with bar(f"planning {mode}") as done:
         while (proposed := _next(proposals, outcome, mode, graph)) is not None:
             done.update()
-            algorithms = {**proposed.algorithms, **options.algorithms}
+            algorithms = {**proposed.algorithms, **options.algorithms, **fixed}
             packed = compressed(graph, proposed, options.compress, options.density)
             offsets = {} if options.algorithms else proposed.offsets  # those were for the proposed workspaces
             plan = replace(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +25,7 @@ from minidnn.profile.profile import Algorithm, HostCosts, Link, Shares
 from tests.cuda.support import POISON, EmulatedKernels
 
 TOTAL = 2**30
+H2D = 1
 LINK = Link(5e10, 5e10)
 
 
@@ -42,12 +44,24 @@ class RuntimeLibrary:
         self.registered: set[int] = set()
         self.handles: set[int] = set()
         self.waits: list[tuple[int, int]] = []
+        self.unwritten: list[tuple[int, bytes]] = []  # what pageable copies have read and may not have written yet
+        self.current = threading.local()
         self._next = 1
 
-    def __getattr__(self, name: str) -> Any:  # setDevice, *Synchronize, eventRecord: nothing to do
-        if name in ("setDevice", "deviceSynchronize", "streamSynchronize", "eventSynchronize", "eventRecord"):
+    def __getattr__(self, name: str) -> Any:  # *Synchronize, eventRecord: nothing to do
+        if name in ("streamSynchronize", "eventSynchronize", "eventRecord"):
             return lambda *arguments: None
         raise AttributeError(name)
+
+    def setDevice(self, index: int) -> None:
+        self.current.index = index
+
+    def deviceSynchronize(self) -> None:
+        """Of the thread's current device: this is 0."""
+        if getattr(self.current, "index", 0) == 0:
+            for target, data in self.unwritten:
+                ctypes.memmove(target, data, len(data))
+            self.unwritten.clear()
 
     def getDeviceProperties(self, index: int) -> dict[str, Any]:
         return {"name": b"Fake GPU", "major": self.capability[0], "minor": self.capability[1]}
@@ -67,9 +81,13 @@ class RuntimeLibrary:
         del self.memory[address]
 
     def memcpy(self, target: int, source: int, nbytes: int, kind: int) -> None:
-        ctypes.memmove(target, source, nbytes)
+        if kind == H2D:
+            self.unwritten.append((target, ctypes.string_at(source, nbytes)))
+        else:
+            ctypes.memmove(target, source, nbytes)
 
     def memcpyAsync(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+        assert getattr(self.current, "index", 0) == 0, "a stream of another device"
         assert stream in self.handles
         ctypes.memmove(target, source, nbytes)
 
@@ -88,6 +106,7 @@ class RuntimeLibrary:
         return self._handle()
 
     def eventCreateWithFlags(self, flags: int) -> int:
+        assert getattr(self.current, "index", 0) == 0, "an event of another device"
         return self._handle()
 
     def streamWaitEvent(self, stream: int, event: int) -> None:

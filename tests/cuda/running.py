@@ -105,9 +105,6 @@ class RunningLibrary(RuntimeLibrary):
         if self.error is not None:
             raise self.CUDARuntimeError(f"a command failed: {self.error!r}")
 
-    def setDevice(self, index: int) -> None:
-        """There is one."""
-
     def streamCreateWithFlags(self, flags: int) -> int:
         assert flags == self.streamNonBlocking
         handle = self._handle()
@@ -157,6 +154,7 @@ class RunningLibrary(RuntimeLibrary):
         self._check()
 
     def deviceSynchronize(self) -> None:
+        super().deviceSynchronize()
         for handle in list(self._queues):
             self.streamSynchronize(handle)
 

@@ -155,6 +155,49 @@ def test_closing_twice_returns_everything_once() -> None:
         assert (runtime.memory, runtime.registered, runtime.handles) == ({}, set(), set())
 
 
+def test_what_was_written_is_there_for_streams_that_do_not_wait() -> None:
+    with fake_cuda() as (device, runtime):
+        arena = device.arena(512)
+        device.write(arena, 0, np.arange(100, dtype=np.uint8))
+        assert not runtime.unwritten
+        assert (device.read(arena, 0, 100) == np.arange(100)).all()
+
+
+def test_a_trainer_s_device_is_made_current_again_where_another_is() -> None:
+    reason = why_no_emulator()
+    if reason:
+        pytest.skip(reason)
+    x, y = np.ones((4, 3, 12, 12), np.float32), np.zeros(4, int)
+    with fake_cuda() as (device, runtime), Trainer(
+        network(), nn.CrossEntropyLoss(), optim.SGD(0.05), 4, memory="vdnn++:all", device=device
+    ) as trainer:
+        for _ in range(2):
+            runtime.setDevice(1)  # as another trainer does, and as a new thread has it
+            trainer.step(x, y)
+        runtime.setDevice(1)
+        runtime.unwritten.append((arena_of(trainer), b"late"))
+        device.abandon()
+        assert not runtime.unwritten
+
+
+def arena_of(trainer: Trainer) -> int:
+    """Where its arena begins."""
+    assert trainer.programs.arena is not None
+    return trainer.programs.arena.address
+
+
+def test_one_thing_that_cannot_be_given_back_keeps_no_other() -> None:
+    with fake_cuda() as (device, runtime):
+        device.arena(1000), device.pinned(1000), device.stream("compute")
+
+        def fail(*arguments: object) -> None:
+            raise RuntimeError("an error in a kernel")
+
+        with patch.object(runtime, "hostUnregister", fail):
+            device.close()
+        assert (runtime.memory, runtime.handles) == ({}, set())
+
+
 def test_events_are_used_again() -> None:
     with fake_cuda() as (device, runtime):
         stream = device.stream("compute")

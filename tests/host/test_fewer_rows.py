@@ -67,5 +67,8 @@ def test_a_fixed_algorithm_that_fewer_rows_do_not_have_is_not_wanted_of_them() -
     small = graph(3)
     first, second = [op for op in small.ops if op.function == "conv2d_forward"][:2]
     ways = {op_key(small, op): (Algorithm("whole", 64, 1.0),) for op in (first, second)}
-    fixed = {first.name: Algorithm("split 4 whole", 16), second.name: Algorithm("whole", 64), "gone": Algorithm("x")}
-    assert offered(fixed, small, Profile("test", ways)) == {second.name: Algorithm("whole", 64)}
+    fixed = {first.name: Algorithm("split 4 whole", 16), second.name: Algorithm("whole", 8), "gone": Algorithm("x")}
+    # With the workspace that it takes of these rows: one that is too small would be written over.
+    assert offered(fixed, small, Profile("test", ways)) == {second.name: Algorithm("whole", 64, 1.0)}
+    plan = choose(small, "base(p)", Profile("test", ways), Options(algorithms=fixed)).plan
+    assert plan.algorithms[second.name].workspace == 64
