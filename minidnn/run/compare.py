@@ -114,8 +114,8 @@ def measure(
 
     `more` gets `loss` (of the last batch), `gradient_sha256` (fp32, PyTorch's layout, parameter order, all steps) and
     `matches_base`: whether that digest is the one of base with the same algorithms, None where base does not fit the
-    device. Of a mode that compresses also what
-    `Trainer.compression` says, and `uncompressed_ms`: its time in a run without.
+    device. Of a mode that compresses also what `Trainer.compression` says, and `uncompressed_ms`: its time in a run
+    without.
     """
     reference: dict[tuple[tuple[str, str], ...], str | None] = {}
     for mode in modes:

@@ -241,7 +241,7 @@ class _Run:
                     settle()
         except BaseException:
             for issued, slot in pending:
-                if not trainer.failed:  # else nothing runs any more; the device may still read this one
+                if not trainer.failed:  # else nobody fills slots any more; the device may still read this one
                     with suppress(MiniDnnError):
                         trainer.settle(issued)
                 slot.release()
