@@ -50,7 +50,7 @@ def build(
     if len(shape) < 2 or min(shape) < 1:
         raise ArgumentError(f"input_shape is {list(shape)}; it must be N, C, H, W, each 1 or more")
 
-    def written(in_place: bool) -> tuple[Writer, list[tuple[Layer, Scope]], Tensor]:
+    def write(in_place: bool) -> tuple[Writer, list[tuple[Layer, Scope]], Tensor]:
         writer = Writer(target, training, accumulate, in_place)
         scopes, output = _forward(writer, net, loss, shape, own_input)
         if optimizer is not None:
@@ -60,10 +60,12 @@ def build(
                 _update(writer, optimizer, _gradients(writer), scopes[-1][1].index, "update", max_norm)
         return writer, scopes, output
 
-    writer, scopes, output = written(in_place=True)
-    if _lost(writer):
-        writer, scopes, output = written(in_place=False)
-    for op, name, by in _lost(writer):
+    writer, scopes, output = write(in_place=True)
+    lost = _lost(writer)
+    if lost:
+        writer, scopes, output = write(in_place=False)
+        lost = _lost(writer)
+    for op, name, by in lost:
         raise ArgumentError(
             f"{op.name} reads {name}, which {by.name} has overwritten; a layer must write to a tensor of its own"
         )
@@ -116,10 +118,11 @@ def _lost(writer: Writer) -> list[tuple[Op, str, Op]]:
     for op in writer.ops:
         found += [(op, name, overwritten[name]) for _, name in op.reads
                   if name in overwritten and op.layer < overwritten[name].layer]
-        if op.forward:
-            overwritten |= {name: op for _, name in op.writes if made.setdefault(name, op.layer) != op.layer}
-        else:
-            overwritten |= {name: op for _, name in op.writes if made.get(name, op.layer) != op.layer}
+        for _, name in op.writes:
+            if op.forward:
+                made.setdefault(name, op.layer)
+            if made.get(name, op.layer) != op.layer:
+                overwritten[name] = op
     return found
 
 

@@ -104,18 +104,19 @@ class Layer:
     masks: bool = False
     """Whether `backward` can zero dX where X <= 0, so that the ReLU in front needs no op of its own (native)."""
 
+    _owner: weakref.ref[WeightOwner] | None = None
+
     def __init__(self) -> None:
         self.parameters: dict[str, Parameter] = {}
 
     @property
     def owner(self) -> WeightOwner | None:
         """The open trainer that has this layer's weights."""
-        found: weakref.ref[WeightOwner] | None = self.__dict__.get("_owner")
-        return None if found is None else found()
+        return None if self._owner is None else self._owner()
 
     @owner.setter
     def owner(self, owner: WeightOwner | None) -> None:
-        self.__dict__["_owner"] = None if owner is None else weakref.ref(owner)
+        self._owner = None if owner is None else weakref.ref(owner)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies: the newest weights, and no trainer."""

@@ -15,7 +15,7 @@ from minidnn.errors import ShapeError
 from minidnn.ops.array import Array, common_layout, suffix, vector
 from minidnn.ops.context import Context
 from minidnn.ops.kernels import BLOCK, THREADS, FastDiv, Grid, Launcher, Split, blocks, i64, image_grid, sequence, u32
-from minidnn.ops.norm_ops import pixel_width
+from minidnn.ops.norm_ops import pack_count, pixel_width
 
 # -- element-wise ------------------------------------------------------------------------------------------------------
 
@@ -56,9 +56,7 @@ def bias_relu(on: Context, *, y: Array, b: Array, relu: bool) -> Launcher:
     layout = common_layout("bias_relu", y)
     _, c, h, w = y.shape4
     width = pixel_width(layout, y)
-    packs = y.size // width
-    if packs >= 2**31:
-        raise ShapeError(f"an output of shape {list(y.shape)} is too large; use a smaller batch")
+    packs = pack_count(y, width)
     channels = FastDiv(c // width if layout == "nhwc" else c)
     return on.bind(
         "elementwise", f"bias_relu_{layout}_{suffix(y.code, width)}", (blocks(packs), 1, 1), BLOCK,

@@ -44,6 +44,14 @@ def pixel_width(layout: str, first: Array, *others: Array | None) -> int:
     return vector(c if layout == "nhwc" else h * w, first, *others)
 
 
+def pack_count(x: Array, width: int) -> int:
+    """Accesses of `width` elements in X. Raises ShapeError where they are more than a kernel's index counts."""
+    packs = x.size // width
+    if packs >= 2**31:
+        raise ShapeError(f"an operand of shape {list(x.shape)} is too large; use a smaller batch")
+    return packs
+
+
 def _normalized_width(layout: str, arrays: tuple[Array | None, ...], channels: tuple[Array | None, ...]) -> int:
     """Elements per access of arrays like X, the first of them, where what there is per channel can be read so too."""
     first, *others = arrays
@@ -98,9 +106,7 @@ def bias_backward(on: Context, *, dy: Array, db: Array) -> Launcher:
 def _apply(layout: str, x: Array, width: int, packs_per_thread: int) -> tuple[Grid, object, Channels]:
     """Grid, number of packs and channel decoding of an element-wise kernel over X."""
     _, c, h, w = x.shape4
-    packs = x.size // width
-    if packs >= 2**31:
-        raise ShapeError(f"an operand of shape {list(x.shape)} is too large; use a smaller batch")
+    packs = pack_count(x, width)
     inner = c // width if layout == "nhwc" else c
     channels = Channels(FastDiv(inner), FastDiv(max(1, h * w // width)))
     return (blocks(packs, packs_per_thread * THREADS), 1, 1), u32(packs), channels

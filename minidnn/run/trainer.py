@@ -172,7 +172,8 @@ class Trainer:
         finally:
             self._closed = True
             for layer in self.net.weighted():
-                layer.owner = None if layer.owner is self else layer.owner
+                if layer.owner is self:
+                    layer.owner = None
             if hasattr(self, "device"):
                 self.device.abandon()
             for slot in self._slots:

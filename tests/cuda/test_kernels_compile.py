@@ -42,5 +42,5 @@ def test_there_are_kernels() -> None:
 def test_more_than_an_index_counts_is_refused() -> None:
     shape = (1366, 3, 1024, 1024)  # more than 2^32 values of bfloat16, one by one since 3 channels are no vector
     y = Array(0, shape, (3 * 2**20, 1, 3 * 2**10, 3), "bfloat16")
-    with pytest.raises(ShapeError, match=r"an output of shape \[1366, 3, 1024, 1024\] is too large; use a smaller"):
+    with pytest.raises(ShapeError, match=r"an operand of shape \[1366, 3, 1024, 1024\] is too large; use a smaller"):
         map_ops.bias_relu(None, y=y, b=Array(0, (3,), (1,), "float32"), relu=True)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -31,13 +32,19 @@ def random_network(rng: random.Random) -> nn.Sequential:
         shape = net.infer((2, *net.input_shape)) if len(net) else (2, *net.input_shape)  # type: ignore[misc]
         layer = random_layer(rng, shape[1], min(shape[2:]))
         net.append(layer)
-    net.append(nn.Flatten())
-    for _ in range(rng.randint(0, 2)):
-        features = net.infer((2, *net.input_shape))[1]  # type: ignore[misc]
-        net.append(nn.Linear(features, rng.randint(2, 20), bias=rng.random() < 0.8))
-        if rng.random() < 0.7:
-            net.append(nn.ReLU())
+    append_linear(net.append(nn.Flatten()), rng, rng.randint(0, 2), 20, 0.7, nn.ReLU)
     return net.append(nn.Linear(net.infer((2, *net.input_shape))[1], 3))  # type: ignore[misc]
+
+
+def append_linear(
+    net: nn.Sequential, rng: random.Random, count: int, widest: int, share: float, activation: Callable[[], nn.Layer]
+) -> None:  # fmt: skip
+    """So many linear layers of random widths; behind that share of them an activation."""
+    for _ in range(count):
+        features = net.infer((2, *net.input_shape))[1]  # type: ignore[misc]
+        net.append(nn.Linear(features, rng.randint(2, widest), bias=rng.random() < 0.8))
+        if rng.random() < share:
+            net.append(activation())
 
 
 def random_layer(rng: random.Random, channels: int, side: int) -> nn.Layer:

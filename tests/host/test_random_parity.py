@@ -12,7 +12,7 @@ import torch
 
 from minidnn import nn, optim
 from tests.host.test_parity import sgd
-from tests.host.test_random_networks import random_layer
+from tests.host.test_random_networks import append_linear, random_layer
 from tests.host.torch_reference import Reference, compare_runs, difference
 
 BLOCKS, NETWORKS = 6, 8
@@ -39,12 +39,7 @@ def random_chain(rng: random.Random) -> nn.Sequential:
         layer = rng.choice(LAST)() if rng.random() < 0.2 else random_layer(rng, channels, min(sides))
         if not isinstance(layer, nn.Dropout):  # whose bits are its own
             net.append(layer)
-    net.append(nn.Flatten())
-    for _ in range(rng.randint(0, 3)):
-        features = net.infer((2, *net.input_shape))[1]  # type: ignore[misc]
-        net.append(nn.Linear(features, rng.randint(2, 12), bias=rng.random() < 0.8))
-        if rng.random() < 0.6:
-            net.append(rng.choice(LAST)())
+    append_linear(net.append(nn.Flatten()), rng, rng.randint(0, 3), 12, 0.6, lambda: rng.choice(LAST)())
     return net
 
 
