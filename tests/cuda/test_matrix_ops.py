@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -57,11 +58,11 @@ def layer(case: str, precision: str) -> tuple[dict[str, np.ndarray], dict[str, A
     return arrays, {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}, y_shape
 
 
-def every_plan(
-    cuda: Cuda, function: str, inputs: dict[str, np.ndarray], output: str, shape: tuple[int, ...], dtype: str,
+def by_every_plan(
+    cuda: Cuda, function: str, inputs: dict[str, np.ndarray], output: str, shape: tuple[int, ...], dtype: str, *,
     layout: str, precision: str, compiled: int, parts: bool = False, **attributes: Any,
-) -> None:  # fmt: skip
-    """Run the op with each plan (`parts`: over parts of the batch) and compare with the host."""
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:  # fmt: skip
+    """Run the op with each plan (`parts`: over parts of the batch): its name, what it found, and what the host did."""
     host = {name: np.array(value) for name, value in inputs.items()}
     host[output] = np.zeros(shape, np.float32)
     reference = {name: a.astype(np.float32) for name, a in host.items()}
@@ -85,8 +86,14 @@ def every_plan(
         getattr(cudnn_ops, function)(
             cuda.context, **device, **{output: result}, **attributes, algorithm=plan.name, workspace=workspace
         )()
-        error = difference(cuda.get(result), reference[output])
-        assert error <= LIMITS[precision], f"{plan.name} errs by {error:.1e}"
+        yield plan.name, cuda.get(result), reference[output]
+
+
+def every_plan(cuda: Cuda, *what: Any, precision: str, **attributes: Any) -> None:
+    """Every plan's result is the host's."""
+    for name, found, wanted in by_every_plan(cuda, *what, precision=precision, **attributes):
+        error = difference(found, wanted)
+        assert error <= LIMITS[precision], f"{name} errs by {error:.1e}"
 
 
 @PRECISIONS
@@ -100,14 +107,42 @@ def test_every_plan_of_a_convolution_is_the_hosts(
     a, window, y_shape = layer(case, precision)
     dtype = "bfloat16" if precision == "bf16" else "float32"
     # Compiling plans takes seconds: one case has to do.
-    how: Any = (dtype, layout, precision, int(case == "3x3" and not parts), parts)
+    compiled = int(case == "3x3" and not parts)
+    how: dict[str, Any] = {"layout": layout, "precision": precision, "compiled": compiled, "parts": parts}
     forward = {name: a[name] for name in ("x", "w", "b")}
-    every_plan(cuda, "conv2d_forward", forward, "y", y_shape, *how, **window, relu=True)
-    every_plan(cuda, "conv2d_forward", {"x": a["x"], "w": a["w"]}, "y", y_shape, *how, **window, relu=False)
+    every_plan(cuda, "conv2d_forward", forward, "y", y_shape, dtype, **how, **window, relu=True)
+    every_plan(cuda, "conv2d_forward", {"x": a["x"], "w": a["w"]}, "y", y_shape, dtype, **how, **window, relu=False)
     data = {name: a[name] for name in ("dy", "w", "mask")}
-    every_plan(cuda, "conv2d_backward_data", data, "dx", a["x"].shape, *how, **window)
+    every_plan(cuda, "conv2d_backward_data", data, "dx", a["x"].shape, dtype, **how, **window)
     filters = {"x": a["x"], "dy": a["dy"]}
-    every_plan(cuda, "conv2d_backward_filter", filters, "dw", a["w"].shape, "float32", *how[1:], **window)
+    every_plan(cuda, "conv2d_backward_filter", filters, "dw", a["w"].shape, "float32", **how, **window)
+
+
+@PRECISIONS
+@LAYOUTS
+@pytest.mark.parametrize("case", ["3x3", "images", "1x1 strided"])
+def test_no_plan_swallows_a_nan(cuda: Cuda, case: str, layout: str, precision: str) -> None:
+    """Where the host has NaN each plan has it, fused ReLU or not; one that transforms tiles may have more of them."""
+    a, window, y_shape = layer(case, precision)
+    for name in ("x", "dy"):
+        a[name] = a[name].copy()
+        a[name][0, 1, 2, 2] = np.nan
+    dtype = "bfloat16" if precision == "bf16" else "float32"
+    a["mask"] = np.abs(a["mask"])  # no unit is dead
+    cases: list[tuple[Any, ...]] = [
+        ("conv2d_forward", "x w b", "y", y_shape, dtype, {"relu": True}),
+        ("conv2d_backward_data", "dy w mask", "dx", a["x"].shape, dtype, {}),
+        ("conv2d_backward_filter", "x dy", "dw", a["w"].shape, "float32", {}),
+    ]
+    for function, inputs, output, shape, type_, more in cases:
+        operands = {name: a[name] for name in inputs.split()}
+        for name, found, wanted in by_every_plan(
+            cuda, function, operands, output, shape, type_, layout=layout, precision=precision, compiled=0, **window,
+            **more,
+        ):  # fmt: skip
+            assert np.isnan(wanted).any()
+            lost = np.isnan(wanted) & ~np.isnan(found.astype(np.float32))
+            assert not lost.any(), f"{function}, {name}: {lost.sum()} of {np.isnan(wanted).sum()} are lost"
 
 
 def test_an_unknown_plan_is_refused_by_name(cuda: Cuda) -> None:
