@@ -43,6 +43,9 @@ LEAST = 512
 BESIDE_BYTES, OUTLAST, SHORT = 32 * MiB, 1.5, 0.01
 """Copies beside an op: their size, and how many times their time the op is computed for at first, in launches that
 count as SHORT (ms) at least."""
+MOST_COPIES = 32
+"""So many copies in a row each way at most: more than one where a launch outlasts that, since engines that transform
+tiles first leave copies less in one phase than in another. What takes longer still has one phase."""
 DOUBLINGS = 4
 """So often twice as many launches are tried where copies outlast them; what waits until they end has a share near 0."""
 NOTICED = 0.97
@@ -170,23 +173,26 @@ def copy_shares(device: Device, graph: Graph, ways: Sequence[tuple[Op, Algorithm
     """What copies keep of their rates beside each of these ops, whose times are known. `scratch`: bytes that the device
     wants in front of an arena.
 
-    A copy each way, one after the other, runs beside launches that outlast both. Whatever else uses the link slows them
-    as well: they are repeated in rounds through all ops, and the fastest counts. Takes the memory of the largest
-    operands; raises OutOfDeviceMemory or OutOfPinnedMemory where that does not fit.
+    Copies each way, first out and then back, run beside launches that outlast them; either way they take about as long
+    as one launch. Whatever else uses the link slows them as well: they are repeated in rounds through all ops, and the
+    fastest counts. Takes the memory of the largest operands; raises OutOfDeviceMemory or OutOfPinnedMemory where that
+    does not fit.
     """
     compute, out, back = device.stream("compute"), device.stream("d2h"), device.stream("h2d")
     with _in_place(device, graph, ways, scratch) as launches, _copies(device, BESIDE_BYTES) as (copy_out, copy_in):
 
-        def copies_ms(launch: Launcher, count: int) -> tuple[float, float, float]:
-            """Of each copy, and by how much both outlasted the launches."""
+        def copies_ms(launch: Launcher, count: int, copies: int = 1) -> tuple[float, float, float]:
+            """Of so many copies each way, and by how much all outlasted the launches."""
             if count:
                 launch()
             stamps = [device.stamp(out)]
-            copy_out()
+            for _ in range(copies):
+                copy_out()
             stamps.append(device.stamp(out))
             device.wait(back, device.record(out))
             stamps.append(device.stamp(back))
-            copy_in()
+            for _ in range(copies):
+                copy_in()
             stamps.append(device.stamp(back))
             for _ in range(1, count):
                 launch()
@@ -199,16 +205,18 @@ def copy_shares(device: Device, graph: Graph, ways: Sequence[tuple[Op, Algorithm
 
         d2h, h2d, _ = (min(times) for times in zip(*(copies_ms(launches[0], 0) for _ in range(REPEATS)), strict=True))
         found = []
-        counts = [ceil(OUTLAST * (d2h + h2d) / max(way.ms or 0.0, SHORT)) for _, way in ways]
+        lasting = [max(way.ms or 0.0, SHORT) for _, way in ways]
+        copies = [min(ceil(ms / min(d2h, h2d)), MOST_COPIES) for ms in lasting]
+        counts = [ceil(OUTLAST * n * (d2h + h2d) / ms) for n, ms in zip(copies, lasting, strict=True)]
         most = [count << DOUBLINGS for count in counts]
         with bar("measuring copies beside operations", ROUNDS * len(ways)) as done:
             for _ in range(ROUNDS):
                 for i, launch in enumerate(launches):
-                    *times, late = copies_ms(launch, counts[i])
+                    *times, late = copies_ms(launch, counts[i], copies[i])
                     while late > 0 and counts[i] < most[i]:
                         counts[i] *= 2
-                        *times, late = copies_ms(launch, counts[i])
-                    found.append(times)
+                        *times, late = copies_ms(launch, counts[i], copies[i])
+                    found.append([ms / copies[i] for ms in times])
                     done.update()
     shares = []
     for i in range(len(ways)):

@@ -29,7 +29,7 @@ BATCHED = ("x", "y", "dy", "dx", "mask")
 """Operands whose first axis is the batch's."""
 SPLITS = (4, 16)
 """Into at most so many parts a batch is split. cuDNN's Winograd and FFT engines want workspaces in proportion to it."""
-FORMAT = 8
+FORMAT = 9
 """Of the store: one that was written by other rules of measuring counts as empty."""
 
 

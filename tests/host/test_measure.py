@@ -207,17 +207,26 @@ def test_a_link_is_duplex_where_both_ways_keep_most_of_their_rates(
 
 
 class Card:
-    """Virtual time: launches of 0.5 ms each from 0 on, a copy of 1 ms to the host beside them, and one back behind it.
-    Something else doubles the time of both in every other window."""
+    """Virtual time: launches of `ms` each from 0 on, copies of 1 ms to the host beside them, and as many back behind
+    them. The `open` part of a launch, its first, lets copies pass. Something else doubles the time of all copies in
+    every other window."""
 
-    def __init__(self, shares: Shares, device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.shares, self.windows, self.launches = shares, 0, 0
+    def __init__(
+        self, shares: Shares, device: HostDevice, monkeypatch: pytest.MonkeyPatch, ms: float = 0.5, open: float = 0.0
+    ) -> None:
+        self.shares, self.ms, self.open = shares, ms, open
+        self.windows, self.launches, self.copies = 0, 0, 0
         self.marks: list[list[float]] = []
         self.seen: list[int] = []
+        self.sent: list[int] = []
         monkeypatch.setattr(device, "launcher", lambda *arguments: self.launch)
+        monkeypatch.setattr(device, "copy_out", self.copy_out)
         monkeypatch.setattr(device, "stamp", self.stamp)
         monkeypatch.setattr(device, "host_sync", self.host_sync)
         monkeypatch.setattr(device, "elapsed_ms", lambda begin, end: end[0] - begin[0])
+
+    def copy_out(self, *arguments: object) -> None:
+        self.copies += 1
 
     def launch(self) -> None:
         self.launches += 1
@@ -229,14 +238,16 @@ class Card:
     def host_sync(self, stream: object) -> None:
         if not self.marks:
             return
-        loads, end, ms = Loads(), 0.5 * self.launches, 1.0 + self.windows % 2
-        loads.add(0.0, end, self.shares)
+        loads, end, ms = Loads(), self.ms * self.launches, self.copies * (1.0 + self.windows % 2)
+        for i in range(self.launches):
+            loads.add(self.ms * (i + self.open), self.ms * (i + 1), self.shares)
         there = loads.copy_ms(0.0, ms, to_host=True)
         back = there + loads.copy_ms(there, ms, to_host=False)
         for mark, at in zip(self.marks, (0.0, there, there, back, end), strict=True):
             mark.append(at)
         self.seen.append(self.launches)
-        self.windows, self.launches, self.marks = self.windows + 1, 0, []
+        self.sent.append(self.copies)
+        self.windows, self.launches, self.copies, self.marks = self.windows + 1, 0, 0, []
 
 
 @pytest.mark.parametrize(
@@ -262,6 +273,22 @@ def test_what_copies_keep_beside_an_op_is_their_time_alone_over_that_beside_it(
     alone, beside = card.seen[: measure.REPEATS], card.seen[measure.REPEATS :]
     assert set(alone) == {0}
     assert min(beside) == ceil(2 * measure.OUTLAST / 0.5)
+
+
+@pytest.mark.parametrize(("ms", "copies"), [(0.5, 1), (8.0, 8), (8.5, 9), (1e3, measure.MOST_COPIES)])
+def test_copies_last_as_long_as_a_launch_whose_phases_differ(
+    monkeypatch: pytest.MonkeyPatch, ms: float, copies: int
+) -> None:
+    """The first half of each launch slows no copy: one copy alone would say that none is slowed."""
+    graph = training_step()
+    op = next(op for op in graph.ops if op.function == "max_pool2d_forward")
+    monkeypatch.setattr(measure, "BESIDE_BYTES", 4096)
+    with HostDevice() as device, monkeypatch.context() as patch:
+        card = Card(Shares(0.5, 0.5), device, patch, ms, open=0.5)
+        (shares,) = measure.copy_shares(device, graph, [(op, Algorithm(ms=ms))], 1000)
+    assert max(card.sent) == copies
+    if copies < measure.MOST_COPIES:
+        assert shares == pytest.approx((0.75, 0.75), abs=0.07)
 
 
 def test_an_op_that_lets_no_copy_through_is_measured_with_so_many_launches_and_no_more(
