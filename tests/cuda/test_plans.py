@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,14 @@ def test_only_large_convolutions_compile_plans_unasked(cudnn: Frontend) -> None:
 def test_few_plans_of_a_graph_are_tried(cudnn: Frontend) -> None:
     names = [a.name for a in Plans(0, PlanStore(None), tried=2).explore(forward(), 2)]
     assert names == [f"fused eng{i}" for i in (0, 1, 3, 4, 11)] + ["eng0", "eng1", "eng11"]
+
+
+@pytest.mark.parametrize("relu", [True, False])
+def test_a_plan_whose_relu_swallows_nan_is_none(cudnn: Frontend, relu: bool) -> None:
+    with patch("minidnn.ops.cudnn_plans.SWALLOWS_NAN", {FUSED + "eng1"}):
+        names = {a.name for a in Plans(0, PlanStore(None)).explore(replace(forward(), relu=relu))}
+    assert {FUSED + "eng0", FUSED + "eng2", "eng1"} <= names
+    assert (FUSED + "eng1" in names) is not relu
 
 
 def test_slow_builds_end_the_compiling(cudnn: Frontend) -> None:
