@@ -208,7 +208,9 @@ def figures(row: Result) -> str:
         return f"{same} of {modes} runs have the gradients of base after {row['steps']} steps"
     if "grown" in row:
         return f"{row['steps']} steps each of {', '.join(f'`{mode}`' for mode in row['grown'])}"
-    return "; ".join([f"{row.get('passed', 0)} tests passed", *row.get("sanitizer", ())])
+    failed = f"{row['failed']} failed" if row.get("failed") else None
+    tests = ", ".join(filter(None, (f"{row.get('passed', 0)} tests passed", failed)))
+    return "; ".join([tests, *row.get("sanitizer", ())])
 
 
 def compression(results: Path) -> str:
