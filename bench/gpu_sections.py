@@ -208,8 +208,8 @@ def figures(row: Result) -> str:
         return f"{same} of {modes} runs have the gradients of base after {row['steps']} steps"
     if "grown" in row:
         return f"{row['steps']} steps each of {', '.join(f'`{mode}`' for mode in row['grown'])}"
-    failed = f"{row['failed']} failed" if row.get("failed") else None
-    tests = ", ".join(filter(None, (f"{row.get('passed', 0)} tests passed", failed)))
+    others = [f"{row[how]} {said}" for how, said in (("failed", "failed"), ("error", "with errors")) if row.get(how)]
+    tests = ", ".join([f"{row.get('passed', 0)} tests passed", *others])
     return "; ".join([tests, *row.get("sanitizer", ())])
 
 

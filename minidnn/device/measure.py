@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from itertools import pairwise
-from math import ceil, inf
+from math import ceil
 from statistics import fmean, median
 from time import perf_counter, sleep
 
@@ -41,8 +40,11 @@ DUPLEX = 0.7
 """Both directions at once count as duplex where each keeps this share of its rate."""
 LEAST = 512
 """So small a copy takes the link's latency and nothing else."""
-BESIDE_BYTES, BESIDE_MS = 16 * MiB, 2.0
-"""Copies beside an op: their size, and what they run beside at least, in launches of it."""
+BESIDE_BYTES, OUTLAST, SHORT = 32 * MiB, 1.5, 0.01
+"""Copies beside an op: their size, and how many times their time the op is computed for at first, in launches that
+count as SHORT (ms) at least."""
+DOUBLINGS = 4
+"""So often twice as many launches are tried where copies outlast them; what waits until they end has a share near 0."""
 NOTICED = 0.97
 """A copy that keeps more of its rate than this is not slowed: rates that are measured twice differ as much."""
 ROUNDS = 3
@@ -51,9 +53,6 @@ rounds of copies beside ops."""
 IN_A_ROW, SHIFT = 16, 5
 """So many launches are issued without a wait: a card's queue has an end, and a host that meets it waits for the card.
 In every round it is other launches that follow a wait, and the median forgets that too."""
-QUEUED = 16
-"""So many launches are queued behind an op beside which copies are measured: with a short queue they are slowed less,
-and in training the host is far ahead."""
 ISSUES = 64
 """Events that are recorded to see what an action costs the host."""
 SETTLING, WATCHED = 2.0, 1.0
@@ -171,64 +170,52 @@ def copy_shares(device: Device, graph: Graph, ways: Sequence[tuple[Op, Algorithm
     """What copies keep of their rates beside each of these ops, whose times are known. `scratch`: bytes that the device
     wants in front of an arena.
 
-    All ops run one behind the other, as in an iteration, copies of one direction beside them. Whatever else uses the
-    link slows these as well: of some rounds the fastest counts. Takes the memory of the largest operands; raises
-    OutOfDeviceMemory or OutOfPinnedMemory where that does not fit.
+    A copy each way, one after the other, runs beside launches that outlast both. Whatever else uses the link slows them
+    as well: they are repeated in rounds through all ops, and the fastest counts. Takes the memory of the largest
+    operands; raises OutOfDeviceMemory or OutOfPinnedMemory where that does not fit.
     """
-    times = [way.ms or BESIDE_MS for _, way in ways]
-    with (
-        _in_place(device, graph, ways, scratch) as launches,
-        _copies(device, BESIDE_BYTES) as (copy_out, copy_in),
-        bar("measuring copies beside operations", 2 * ROUNDS) as done,
-    ):
-        out = _kept(device, launches, times, copy_out, device.stream("d2h"), done.update)
-        back = _kept(device, launches, times, copy_in, device.stream("h2d"), done.update)
-    return [Shares(*kept) for kept in zip(out, back, strict=True)]
+    compute, out, back = device.stream("compute"), device.stream("d2h"), device.stream("h2d")
+    with _in_place(device, graph, ways, scratch) as launches, _copies(device, BESIDE_BYTES) as (copy_out, copy_in):
 
+        def copies_ms(launch: Launcher, count: int) -> tuple[float, float, float]:
+            """Of each copy, and by how much both outlasted the launches."""
+            if count:
+                launch()
+            stamps = [device.stamp(out)]
+            copy_out()
+            stamps.append(device.stamp(out))
+            device.wait(back, device.record(out))
+            stamps.append(device.stamp(back))
+            copy_in()
+            stamps.append(device.stamp(back))
+            for _ in range(1, count):
+                launch()
+            end = device.stamp(compute)
+            for stream in (back, compute):
+                device.host_sync(stream)
+            begin, *_, last = stamps
+            late = device.elapsed_ms(begin, last) - device.elapsed_ms(begin, end)
+            return device.elapsed_ms(*stamps[:2]), device.elapsed_ms(*stamps[2:]), late
 
-def _kept(
-    device: Device, launches: Sequence[Launcher], times: Sequence[float], copy: Launcher, stream: Stream,
-    update: Callable[[], object],
-) -> list[float]:  # fmt: skip
-    """What copies on that stream keep of their rate beside each of the launches, which take these ms."""
-    compute = device.stream("compute")
-
-    def copied(count: int) -> list[tuple[object, object]]:
-        """The stamps of so many copies: a copy that is late does not make the next one slow."""
-        return [(device.stamp(stream), copy(), device.stamp(stream))[::2] for _ in range(count)]
-
-    def spans(copies: list[tuple[object, object]], origin: object) -> list[tuple[float, float]]:
-        for lane in (stream, compute):
-            device.host_sync(lane)
-        return [(device.elapsed_ms(origin, begin), device.elapsed_ms(origin, end)) for begin, end in copies]
-
-    alone, best = inf, [0.0] * len(launches)
-    for _ in range(ROUNDS):
-        origin = device.stamp(compute)
-        alone = min(alone, *(end - begin for begin, end in spans(copied(REPEATS), origin)))
-        marks, copies = [device.stamp(compute)], list[tuple[object, object]]()
-        for i in range(len(launches) + QUEUED):
-            k = i % len(launches)
-            for _ in range(ceil(BESIDE_MS / times[k])):
-                launches[k]()
-            copies += copied(ceil(max(times[k], BESIDE_MS) / alone))
-            marks.append(device.stamp(compute))
-        beside = spans(copies, marks[0])
-        bounds = [device.elapsed_ms(marks[0], mark) for mark in marks]
-        for k, (begin, end) in enumerate(pairwise(bounds[: len(launches) + 1])):
-            best[k] = max(best[k], _rate(begin, end, beside))
-        update()
-    kept = (rate * alone or 1.0 for rate in best)
-    return [1.0 if share > NOTICED else share for share in kept]
-
-
-def _rate(begin: float, end: float, copies: Sequence[tuple[float, float]]) -> float:
-    """How many of these copies, which follow each other, pass per ms in that time; 0 where there are none."""
-    first = bisect_right(copies, begin, key=lambda copy: copy[1])
-    last = bisect_left(copies, end, key=lambda copy: copy[0])
-    parts = [(min(end, b) - max(begin, a), b - a) for a, b in copies[first:last]]
-    covered = sum(part for part, _ in parts)
-    return sum(part / whole for part, whole in parts) / covered if covered > 0 else 0.0
+        d2h, h2d, _ = (min(times) for times in zip(*(copies_ms(launches[0], 0) for _ in range(REPEATS)), strict=True))
+        found = []
+        counts = [ceil(OUTLAST * (d2h + h2d) / max(way.ms or 0.0, SHORT)) for _, way in ways]
+        most = [count << DOUBLINGS for count in counts]
+        with bar("measuring copies beside operations", ROUNDS * len(ways)) as done:
+            for _ in range(ROUNDS):
+                for i, launch in enumerate(launches):
+                    *times, late = copies_ms(launch, counts[i])
+                    while late > 0 and counts[i] < most[i]:
+                        counts[i] *= 2
+                        *times, late = copies_ms(launch, counts[i])
+                    found.append(times)
+                    done.update()
+    shares = []
+    for i in range(len(ways)):
+        slowed = (min(times) for times in zip(*found[i :: len(ways)], strict=True))
+        kept = (alone / ms for alone, ms in zip((d2h, h2d), slowed, strict=True))
+        shares.append(Shares(*(1.0 if share > NOTICED else share for share in kept)))
+    return shares
 
 
 @contextmanager

@@ -123,7 +123,7 @@ def test_every_plan_of_a_convolution_is_the_hosts(
 @pytest.mark.parametrize("case", ["3x3", "images", "first layer", "1x1 strided"])
 def test_no_plan_swallows_a_nan(cuda: Cuda, case: str, layout: str, precision: str) -> None:
     """Where the host has NaN no plan has a number, fused ReLU or not; one that transforms tiles has fewer numbers, and
-    one that rounds to bf16 itself makes infinity of NaN, which a loss shows too."""
+    eng7, which rounds to bf16 itself, has infinity for NaN, which a loss shows too."""
     a, window, y_shape = layer(case, precision)
     for name in ("x", "dy"):
         a[name] = a[name].copy()
@@ -135,15 +135,17 @@ def test_no_plan_swallows_a_nan(cuda: Cuda, case: str, layout: str, precision: s
         ("conv2d_backward_data", "dy w mask", "dx", a["x"].shape, dtype, {}),
         ("conv2d_backward_filter", "x dy", "dw", a["w"].shape, "float32", {}),
     ]
+    swallowing = []
     for function, inputs, output, shape, type_, more in cases:
         operands = {name: a[name] for name in inputs.split()}
         for name, found, wanted in by_every_plan(
-            cuda, function, operands, output, shape, type_, layout=layout, precision=precision, compiled=0, **window,
-            **more,
+            cuda, function, operands, output, shape, type_, layout=layout, precision=precision,
+            compiled=int(case == "3x3"), **window, **more,
         ):  # fmt: skip
             assert np.isnan(wanted).any()
-            lost = np.isnan(wanted) & np.isfinite(found.astype(np.float32))
-            assert not lost.any(), f"{function}, {name}: {lost.sum()} of {np.isnan(wanted).sum()} are lost"
+            if np.isfinite(found.astype(np.float32)[np.isnan(wanted)]).any():
+                swallowing.append(f"{function} {name}")
+    assert not swallowing
 
 
 def test_an_unknown_plan_is_refused_by_name(cuda: Cuda) -> None:

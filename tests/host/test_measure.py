@@ -207,55 +207,36 @@ def test_a_link_is_duplex_where_both_ways_keep_most_of_their_rates(
 
 
 class Card:
-    """Virtual time of three lanes: launches of `ms` each, of which the `open` part, the first, lets copies pass; copies
-    of 1 ms, each way as slow beside them as `shares` say. Something else doubles the time of copies in some windows."""
+    """Virtual time: launches of 0.5 ms each from 0 on, a copy of 1 ms to the host beside them, and one back behind it.
+    Something else doubles the time of both in every other window."""
 
-    def __init__(
-        self, shares: Shares, device: HostDevice, monkeypatch: pytest.MonkeyPatch, ms: float = 0.5, open: float = 0.0
-    ) -> None:
-        self.shares, self.ms, self.open = shares, ms, open
-        self.windows, self.end = 0, 0.0
-        self.launched: list[int] = []
-        self.lanes: dict[str, list[str | list[float]]] = {"compute": [], "d2h": [], "h2d": []}
-        monkeypatch.setattr(device, "launcher", lambda *arguments: lambda: self.lanes["compute"].append("launch"))
-        for lane, name in (("d2h", "copy_out"), ("h2d", "copy_in")):
-            monkeypatch.setattr(device, name, lambda *arguments, queue=self.lanes[lane]: queue.append("copy"))
-        monkeypatch.setattr(device, "stream", lambda name: name)
+    def __init__(self, shares: Shares, device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shares, self.windows, self.launches = shares, 0, 0
+        self.marks: list[list[float]] = []
+        self.seen: list[int] = []
+        monkeypatch.setattr(device, "launcher", lambda *arguments: self.launch)
         monkeypatch.setattr(device, "stamp", self.stamp)
-        monkeypatch.setattr(device, "host_sync", lambda stream: self.host_sync())
+        monkeypatch.setattr(device, "host_sync", self.host_sync)
         monkeypatch.setattr(device, "elapsed_ms", lambda begin, end: end[0] - begin[0])
 
-    def stamp(self, lane: str) -> list[float]:
-        mark: list[float] = []
-        self.lanes[lane].append(mark)
-        return mark
+    def launch(self) -> None:
+        self.launches += 1
 
-    def host_sync(self) -> None:
-        if not any(self.lanes.values()):
+    def stamp(self, stream: object) -> list[float]:
+        self.marks.append([])
+        return self.marks[-1]
+
+    def host_sync(self, stream: object) -> None:
+        if not self.marks:
             return
-        loads, self.windows = Loads(), self.windows + 1
-        self.launched.append(self.lanes["compute"].count("launch"))
-        at = dict.fromkeys(self.lanes, self.end)
-        for lane, queue in self.lanes.items():
-            for action in queue:
-                if action == "launch":
-                    loads.add(at[lane] + self.ms * self.open, at[lane] + self.ms, self.shares)
-                    at[lane] += self.ms
-                elif action == "copy":
-                    at[lane] += loads.copy_ms(at[lane], 1.0 + (self.windows % 3 == 1), lane == "d2h")
-                else:
-                    assert isinstance(action, list)
-                    action.append(at[lane])
-            queue.clear()
-        self.end = max(at.values())
-
-
-def shares_of(card: Card, device: HostDevice, monkeypatch: pytest.MonkeyPatch, ways: int = 3) -> list[Shares]:
-    """What is measured on a card."""
-    graph = training_step()
-    op = next(op for op in graph.ops if op.function == "max_pool2d_forward")
-    monkeypatch.setattr(measure, "BESIDE_BYTES", 4096)
-    return measure.copy_shares(device, graph, [(op, Algorithm(ms=card.ms))] * ways, 1000)
+        loads, end, ms = Loads(), 0.5 * self.launches, 1.0 + self.windows % 2
+        loads.add(0.0, end, self.shares)
+        there = loads.copy_ms(0.0, ms, to_host=True)
+        back = there + loads.copy_ms(there, ms, to_host=False)
+        for mark, at in zip(self.marks, (0.0, there, there, back, end), strict=True):
+            mark.append(at)
+        self.seen.append(self.launches)
+        self.windows, self.launches, self.marks = self.windows + 1, 0, []
 
 
 @pytest.mark.parametrize(
@@ -268,37 +249,32 @@ def shares_of(card: Card, device: HostDevice, monkeypatch: pytest.MonkeyPatch, w
 def test_what_copies_keep_beside_an_op_is_their_time_alone_over_that_beside_it(
     monkeypatch: pytest.MonkeyPatch, true: tuple[float, float], found: tuple[float, float]
 ) -> None:
+    graph = training_step()
+    op = next(op for op in graph.ops if op.function == "max_pool2d_forward")
+    ways = [(op, Algorithm(ms=0.5))] * 3
+    monkeypatch.setattr(measure, "BESIDE_BYTES", 4096)
     with HostDevice() as device:
         with monkeypatch.context() as patch:
             card = Card(Shares(*true), device, patch)
-            shares = shares_of(card, device, patch)
+            shares = measure.copy_shares(device, graph, ways, 1000)
         assert shares == [pytest.approx(found)] * 3
         assert (device.memory_info().used, device.memory_info().pinned) == (0, 0)
+    alone, beside = card.seen[: measure.REPEATS], card.seen[measure.REPEATS :]
+    assert set(alone) == {0}
+    assert min(beside) == ceil(2 * measure.OUTLAST / 0.5)
 
 
-@pytest.mark.parametrize("ways", [1, 3, 40])
-def test_behind_every_op_that_copies_are_measured_beside_others_are_queued(
-    monkeypatch: pytest.MonkeyPatch, ways: int
+def test_an_op_that_lets_no_copy_through_is_measured_with_so_many_launches_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    graph = training_step()
+    op = next(op for op in graph.ops if op.function == "max_pool2d_forward")
+    monkeypatch.setattr(measure, "BESIDE_BYTES", 4096)
     with HostDevice() as device, monkeypatch.context() as patch:
-        card = Card(Shares(0.9, 0.9), device, patch)
-        assert shares_of(card, device, patch, ways) == [pytest.approx((0.9, 0.9))] * ways
-    launches = (ways + measure.QUEUED) * ceil(measure.BESIDE_MS / card.ms)
-    assert card.launched == [0, launches] * (2 * measure.ROUNDS)
-
-
-@pytest.mark.parametrize("ms", [0.5, 8.0, 30.0])
-def test_copies_run_beside_whole_launches_whose_phases_differ(monkeypatch: pytest.MonkeyPatch, ms: float) -> None:
-    """The first half of each launch slows no copy: one copy alone would say that none is slowed."""
-    with HostDevice() as device, monkeypatch.context() as patch:
-        shares = shares_of(Card(Shares(0.5, 0.5), device, patch, ms, open=0.5), device, patch)
-    assert shares == [pytest.approx((0.75, 0.75), abs=0.06)] * 3
-
-
-def test_an_op_beside_which_no_copy_gets_on_has_a_share_near_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    with HostDevice() as device, monkeypatch.context() as patch:
-        shares = shares_of(Card(Shares(1e-6, 1e-6), device, patch), device, patch)
-    assert all(0 < kept < 0.05 for share in shares for kept in share)
+        card = Card(Shares(1e-6, 1e-6), device, patch)
+        (shares,) = measure.copy_shares(device, graph, [(op, Algorithm(ms=0.5))], 1000)
+    assert shares.d2h < 0.03
+    assert max(card.seen) == ceil(2 * measure.OUTLAST / 0.5) << measure.DOUBLINGS
 
 
 @pytest.mark.parametrize("fails", ["pinned", "launch", "copy_out", "copy_in", "host_sync"])

@@ -284,7 +284,7 @@ def test_every_kind_of_check_has_a_line(tmp_path: Path) -> None:
         "modes": {"holds": True, "equal": {"fp32": {"base": True, "keep": True}}, "steps": 20},
         "steps": {"holds": True, "steps": 1000, "grown": {"vdnn++:all": {}}},
         "memcheck float32": {"holds": True, "passed": 335, "sanitizer": ["ERROR SUMMARY: 0 errors"]},
-        "tests": {"holds": False, "passed": 8, "failed": 2, "sanitizer": []},
+        "tests": {"holds": False, "passed": 8, "failed": 2, "error": 1, "sanitizer": []},
     }  # fmt: skip
     rows = {name: {**row, "environment": HERE} for name, row in rows.items()}
     write(tmp_path, "checks-X.json", {"card": "X", "rows": rows})
@@ -293,5 +293,6 @@ def test_every_kind_of_check_has_a_line(tmp_path: Path) -> None:
         ["holds", "largest gap, of the largest logit: vgg16 2.0e-06"],
         ["holds", "2 of 2 runs have the gradients of base after 20 steps"],
         ["holds", "1000 steps each of `vdnn++:all`"],
-        ["holds", "335 tests passed; ERROR SUMMARY: 0 errors"], ["**does not hold**", "8 tests passed, 2 failed"],
+        ["holds", "335 tests passed; ERROR SUMMARY: 0 errors"],
+        ["**does not hold**", "8 tests passed, 2 failed, 1 with errors"],
     ]  # fmt: skip
