@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 from numba.core import event as events
+from numba.core.caching import FunctionCache
 
 from minidnn.progress import bar
 
@@ -23,12 +24,32 @@ _njit: Any = numba.njit  # numba's own annotations differ between its versions
 def compiled(function: F, signatures: Sequence[Any] | None = None, **options: Any) -> F:
     """The function as machine code: for these signatures now, else for each kind of arguments at the first call with
     it. `options` are numba's."""
-    chosen = () if signatures is None else (list(signatures),)
-    try:
-        loop: F = _njit(*chosen, cache=True, **options)(function)
-    except RuntimeError:  # no folder where a cache could be written
-        loop = _njit(*chosen, **options)(function)
-    return loop
+    loop = _njit(**options)(function)
+    with suppress(RuntimeError):  # no folder where a cache could be written
+        loop._cache = _Cache(function)  # type: ignore[no-untyped-call,unused-ignore]
+    if signatures is not None:
+        for signature in signatures:
+            loop.compile(signature)
+        loop.disable_compile()
+    return cast(F, loop)
+
+
+class _Cache(FunctionCache):  # type: ignore[misc,unused-ignore]
+    """numba's cache on disk, which may be damaged, and may be full: then the loop is compiled, and all goes on."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        cache: Any = super()
+        try:
+            return cache.load_overload(sig, target_context)
+        except Exception:
+            with suppress(Exception):
+                cache.flush()  # what is compiled now takes its place
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        cache: Any = super()
+        with suppress(Exception):
+            cache.save_overload(sig, data)
 
 
 class _Bars(events.Listener):  # type: ignore[misc,unused-ignore]

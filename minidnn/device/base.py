@@ -38,6 +38,12 @@ class Operand:
     offset: int  # in the arena, bytes
 
 
+def check_open(name: str, closed: bool) -> None:
+    """Raises DeviceError where the device of that name is closed: nobody would run what is issued."""
+    if closed:
+        raise DeviceError(f"device {name} is closed; open another")
+
+
 def by_argument(bound: Iterable[tuple[str, Operand]]) -> dict[str, Operand | list[Operand]]:
     """What a launcher takes: argument name -> operand; arguments written `w[]` become lists."""
     found: dict[str, Operand | list[Operand]] = {}

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.arguments import shown
-from minidnn.device.base import Device, Event, Launcher, MemoryInfo, Operand, Region, Stream
+from minidnn.device.base import Device, Event, Launcher, MemoryInfo, Operand, Region, Stream, check_open
 from minidnn.device.cuda_profile import card_profile
 from minidnn.device.cuda_system import Slabs, open_libraries, refuse_allocations
 from minidnn.device.workers import Completion, Workers
@@ -124,6 +124,7 @@ class CudaDevice(Device):
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def arena(self, nbytes: int) -> Region:
+        check_open(self.name, self._closed)
         self._runtime.setDevice(self.index)
         free, total = self._runtime.memGetInfo()
         try:
@@ -138,6 +139,7 @@ class CudaDevice(Device):
         return region
 
     def pinned(self, nbytes: int) -> Region:
+        check_open(self.name, self._closed)
         self._runtime.setDevice(self.index)
         return self._slabs.take(nbytes)
 

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from minidnn.arguments import shown
-from minidnn.device.base import Device, Event, Launcher, MemoryInfo, Operand, Region, Stream, view
+from minidnn.device.base import Device, Event, Launcher, MemoryInfo, Operand, Region, Stream, check_open, view
 from minidnn.device.lanes import Lanes, ThreadLanes
 from minidnn.errors import ArgumentError, OutOfDeviceMemory, OutOfPinnedMemory
 from minidnn.graph.graph import Graph
 from minidnn.graph.op import Op
-from minidnn.memory.pinned import check_host_limits
+from minidnn.memory.pinned import check_host_limits, host_limits
 from minidnn.profile.profile import Profile
-from minidnn.units import format_size
+from minidnn.units import format_size, parse_size
 
 POISON = 0xFF
 """Every float made of these bytes is NaN."""
@@ -35,14 +35,14 @@ class HostStream(Stream):
 
 
 class HostDevice(Device):
-    """NumPy in the place of a GPU. `memory` caps the arena in bytes, as a smaller card would."""
+    """NumPy in the place of a GPU. `memory` caps the arena, in bytes or as "4GiB", as a smaller card would."""
 
     kind = "host"
     target = "paper"
 
-    def __init__(self, interleaving: str = "eager", seed: int = 0, memory: int | None = None) -> None:
+    def __init__(self, interleaving: str = "eager", seed: int = 0, memory: int | str | None = None) -> None:
         self.name = "host"
-        self.memory = memory
+        self.memory = None if memory is None else parse_size(memory, "memory")
         self.lanes = ThreadLanes() if interleaving == "threads" else Lanes(interleaving, seed)
         self.streams: dict[str, HostStream] = {}
         self._arena_bytes = self._pinned_bytes = 0
@@ -52,6 +52,7 @@ class HostDevice(Device):
     # -- memory
 
     def arena(self, nbytes: int) -> Region:
+        check_open(self.name, self.lanes.closed)
         total = self.memory_info()
         if nbytes > total.free:
             raise OutOfDeviceMemory(
@@ -61,6 +62,7 @@ class HostDevice(Device):
         return self._take(nbytes, pinned=False)
 
     def pinned(self, nbytes: int) -> Region:
+        check_open(self.name, self.lanes.closed)
         check_host_limits(nbytes)
         return self._take(nbytes, pinned=True)
 
@@ -90,7 +92,9 @@ class HostDevice(Device):
 
     def memory_info(self) -> MemoryInfo:
         total = self.memory if self.memory is not None else _physical_memory()
-        return MemoryInfo(self._arena_bytes, max(0, total - self._arena_bytes), total, self._pinned_bytes)
+        left = min((limit.left for limit in host_limits()), default=total)  # others use the machine's memory too
+        free = max(0, min(total - self._arena_bytes, left))
+        return MemoryInfo(self._arena_bytes, free, total, self._pinned_bytes)
 
     def write(self, arena: Region, offset: int, data: np.ndarray) -> None:
         _bytes(arena, offset, data.nbytes)[:] = data

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from minidnn.arguments import choice
-from minidnn.device.base import Event
+from minidnn.device.base import Event, check_open
 from minidnn.errors import DeviceError, raise_at
 
 INTERLEAVINGS = ("eager", "lazy", "random", "threads")
@@ -65,12 +65,14 @@ class Lanes:
         choice(interleaving, "interleaving", INTERLEAVINGS)
         self.interleaving = interleaving
         self.label = ""
+        self.closed = False
         self.random = random.Random(seed)
         self.ahead = self.random.randrange(4)  # so many commands at most at each submit: some seeds fall far behind
         self.queues: dict[str, deque[Command]] = {}
 
     def submit(self, lane: str, run: Callable[[], None] | None, waits: Iterable[Event] = ()) -> HostEvent:
         """Issue a command; returns the event of its completion."""
+        check_open("host", self.closed)
         command = Command(lane, run, tuple(e for e in waits if isinstance(e, HostEvent)), self.label)
         command.event.command = command
         self.queues.setdefault(lane, deque()).append(command)
@@ -102,7 +104,10 @@ class Lanes:
         """Drop what has not run."""
         _drop(self.queues)
 
-    close = abandon
+    def close(self) -> None:
+        """Take no more."""
+        self.closed = True
+        self.abandon()
 
     def _run_head(self, lane: str) -> None:
         command = self.queues[lane].popleft()
@@ -163,10 +168,11 @@ class ThreadLanes:
         self.last: dict[str, HostEvent] = {}
         self.error: BaseException | None = None
         self.running = 0
-        self.closing = False
+        self.closed = False
 
     def submit(self, lane: str, run: Callable[[], None] | None, waits: Iterable[Event] = ()) -> HostEvent:
         """Issue a command; returns the event of its completion."""
+        check_open("host", self.closed)
         command = Command(lane, run, tuple(e for e in waits if isinstance(e, HostEvent)), self.label)
         with self.lock:
             self._check()
@@ -206,7 +212,7 @@ class ThreadLanes:
     def close(self) -> None:
         """Stop and join all threads."""
         with self.lock:
-            self.closing = True
+            self.closed = True
             self.changed.notify_all()
         for thread in self.threads.values():
             thread.join()
@@ -220,9 +226,9 @@ class ThreadLanes:
         queue = self.queues[lane]
         while True:
             with self.lock:
-                while not self.closing and not (self.error is None and queue and queue[0].ready):
+                while not self.closed and not (self.error is None and queue and queue[0].ready):
                     self.changed.wait()
-                if self.closing:
+                if self.closed:
                     return
                 command = queue.popleft()
                 self.running += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
@@ -15,6 +16,7 @@ from minidnn.errors import BudgetError, OutOfDeviceMemory
 from minidnn.graph.build import build
 from minidnn.graph.graph import Target
 from minidnn.memory.fit import FITS
+from minidnn.memory.pinned import HostLimit
 from minidnn.plan.registry import PLANNERS, parse_mode
 from minidnn.run.choose import Options, choose, smallest
 from tests.host.runs import Case, batches, reference, run
@@ -128,6 +130,14 @@ def test_no_budget_below_the_figure_is_served_by_any_fit(
 def test_without_a_budget_the_device_s_memory_is_the_limit() -> None:
     needed = Case("keep").needed()
     with HostDevice(memory=needed - 1) as device:
+        with pytest.raises(OutOfDeviceMemory, match=r"the arena needs .* device host has"):
+            Case("keep").trainer(device)
+        assert device.memory_info().pinned == 0
+
+
+def test_what_others_use_of_the_machine_s_memory_cannot_be_had() -> None:
+    limit = HostLimit("the machine's available memory", 2**40, Case("keep").needed() - 1)
+    with HostDevice() as device, patch("minidnn.device.host.host_limits", lambda: [limit]):
         with pytest.raises(OutOfDeviceMemory, match=r"the arena needs .* device host has"):
             Case("keep").trainer(device)
         assert device.memory_info().pinned == 0

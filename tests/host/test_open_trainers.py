@@ -18,7 +18,7 @@ from minidnn.data import from_arrays
 from minidnn.data.dataset import Dataset
 from minidnn.device.host import HostDevice
 from minidnn.device.lanes import INTERLEAVINGS
-from minidnn.errors import ArgumentError, DataError
+from minidnn.errors import ArgumentError, DataError, DeviceError
 from minidnn.run.log import Log
 
 ROWS = 16
@@ -40,6 +40,27 @@ def features(net: nn.Sequential) -> nn.Sequential:
     part = net.features
     assert isinstance(part, nn.Sequential)
     return part
+
+
+@pytest.mark.parametrize("interleaving", INTERLEAVINGS)
+def test_a_closed_device_is_refused(interleaving: str) -> None:
+    device, net = HostDevice(interleaving, memory="1GiB"), models.create("smallnet")
+    with device, opened(net, device) as trainer:
+        trainer.step(*batch())
+    with pytest.raises(DeviceError, match="device host is closed; open another"):
+        opened(net, device)
+    with pytest.raises(DeviceError, match="device host is closed"):
+        device.pinned(8)
+
+
+@pytest.mark.parametrize("interleaving", INTERLEAVINGS)
+def test_a_trainer_whose_device_is_closed_says_so(interleaving: str) -> None:
+    device, net = HostDevice(interleaving), models.create("smallnet")
+    trainer = opened(net, device)
+    device.close()
+    with pytest.raises(DeviceError, match="device host is closed; open another"):
+        trainer.step(*batch())
+    trainer.close()
 
 
 # --- parts of the network -------------------------------------------------------------------------------------------
