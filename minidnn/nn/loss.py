@@ -83,7 +83,12 @@ class CrossEntropyLoss(Loss):
 
     def inverse_weight(self, labels: np.ndarray, logits: tuple[int, ...]) -> float:
         total = len(labels) if self.weight is None else float(self.weight.astype(np.float64)[labels].sum())
-        return 1.0 / total if total else float("nan")
+        if not total:
+            raise ArgumentError(
+                f"weight gives all {len(labels)} labels of a batch the weight 0, and a mean over them is none; "
+                "give one of their classes a weight above 0"
+            )
+        return 1.0 / total
 
     def _class_weight(self, scope: Scope) -> Tensor | None:
         if self.weight is None:

@@ -54,7 +54,10 @@ class BatchNorm2d(Layer):
     def forward(self, scope: Scope) -> Tensor:
         shape = self.infer(scope.shape)
         if scope.training and shape[0] * shape[2] * shape[3] == 1:
-            raise ShapeError(f"input has shape {list(shape)}; training needs more than one value per channel")
+            raise ShapeError(
+                f"input has shape {list(shape)}; training needs more than one value per channel: "
+                "use a batch of 2 or more, or larger images"
+            )
         y = scope.activation(shape)
         w, b = self._own(scope, "weight"), self._own(scope, "bias")
         running = [("running_mean", self._own(scope, "running_mean")), ("running_var", self._own(scope, "running_var"))]

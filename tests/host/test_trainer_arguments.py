@@ -220,6 +220,13 @@ def test_a_single_value_per_channel_cannot_be_normalized_and_is_refused_before_t
         trainer.fit(labelled())
 
 
+def test_a_batch_of_classes_without_weight_has_no_mean_loss_and_the_trainer_goes_on() -> None:
+    with open_with(loss=nn.CrossEntropyLoss(weight=[0.0, 1.0, 1.0])) as trainer:
+        with pytest.raises(ArgumentError, match=r"weight gives all 4 labels .* above 0"):
+            trainer.step(X, np.zeros(4, int))
+        assert trainer.step(X, np.array([0, 0, 1, 2])).step == 0
+
+
 def test_a_network_belongs_to_one_open_trainer() -> None:
     net = network()
     with open_with(net=net), pytest.raises(ArgumentError, match="in another trainer that is still open; close"):
