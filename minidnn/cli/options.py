@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import pairwise
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -287,14 +287,14 @@ def drawing(text: str) -> str:
     return _output(text)
 
 
-def number(least: float, above: bool = False) -> Callable[[str], float]:
-    """A finite number of at least `least`, or above it."""
-    bound = f"above {least:g}" if above else f"of at least {least:g}"
+def number(least: float, most: float = inf, above: bool = False) -> Callable[[str], float]:
+    """A finite number from `least` to `most`; with `above` not `least` itself."""
+    bound = f"from {least:g} to {most:g}" if most < inf else f"above {least:g}" if above else f"of at least {least:g}"
 
     @option_type
     def parse(text: str) -> float:
         value = parse_number(text)
-        if not (value > least if above else value >= least):
+        if not ((value > least if above else value >= least) and value <= most):
             raise ArgumentError(f"{shown(text)} must be a number {bound}")
         return value
 

@@ -31,6 +31,8 @@ POLICIES = ("best", "dynprog", "greedy", "vdnn-threshold", "autoswap", "tflms", 
 
 MOST_BUDGETS = 1000
 """More than a plot can show, and minutes of planning."""
+FACTORS = 1e-3, 1e3
+"""Beyond these a link is no machine's, and in the end its rate is no number."""
 
 LEGEND = (
     "ms of an iteration by policy and memory; -: does not fit; a plan for less memory stays a candidate for more\n"
@@ -101,8 +103,8 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def factors(text: str) -> list[float]:
-    """`1,2,3` -> numbers above 0."""
-    found = [number(0, above=True)(part) for part in filter(None, re.split(r"[,\s]+", text))]
+    """`1,2,3` -> numbers within `FACTORS`."""
+    found = [number(*FACTORS)(part) for part in filter(None, re.split(r"[,\s]+", text))]
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} names none; write numbers with commas, such as 1,2,3")
     return found

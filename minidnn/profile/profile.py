@@ -181,10 +181,10 @@ def _algorithm(fields: dict[str, Any]) -> Algorithm:
 
 
 def link_of(d2h: object, h2d: object, latency_ms: object = 0.01, duplex: object = True) -> Link:
-    """A link that a file tells of, checked: rates above 0, a latency of 0 or more, all finite."""
+    """A link that a file tells of, checked: rates that can be multiplied and divided by, and a latency of 0 or more."""
     if not isinstance(duplex, bool):
         raise ArgumentError(f"duplex is {shown(duplex)}; it must be true or false")
-    rates = number(d2h, "d2h", 0, bounds="()"), number(h2d, "h2d", 0, bounds="()")
+    rates = number(d2h, "d2h", 1, 1e18, "[]"), number(h2d, "h2d", 1, 1e18, "[]")
     return Link(*rates, number(latency_ms, "latency_ms", 0), duplex)
 
 

@@ -221,7 +221,8 @@ def test_a_profile_with_wrong_numbers_is_refused(
 @pytest.mark.parametrize(
     "change",
     [
-        {"link": {"d2h": 0, "h2d": 1}}, {"link": {"d2h": 1, "h2d": "x"}}, {"link": {"d2h": -1, "h2d": -1}},
+        {"link": {"d2h": 0, "h2d": 1}}, {"link": {"d2h": 1e308, "h2d": 1e308}}, {"link": {"d2h": 1e9, "h2d": 1e-320}},
+        {"link": {"d2h": 1, "h2d": "x"}}, {"link": {"d2h": -1, "h2d": -1}},
         {"launch_ms": -1}, {"launch_ms": float("nan")}, {"action_ms": -1}, {"wake_ms": -1}, {"wake_ms": "soon"},
         {"scratch_bytes": -512}, {"scratch_bytes": 1e30},
         {"target": {"name": "fast"}}, {"entries": [1]},

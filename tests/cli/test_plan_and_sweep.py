@@ -99,7 +99,8 @@ def test_planners_are_modes_of_simulate_and_compare() -> None:
         ((*PLAN, "--placement", "live"), ("--placement", "live")),
         (("sweep", "vgg11", "--gpu", "v100", "--policies", ","), ("--policies", "best,greedy")),
         (("sweep", "vgg11", "--gpu", "v100", "--budgets", "1001"), ("--budgets", "1001", "at most 1000")),
-        (("sweep", "vgg11", "--gpu", "v100", "--bandwidths", "1,fast", "--throughput", "x.png"), ("'fast'", "above 0")),
+        (("sweep", "vgg11", "--gpu", "v100", "--bandwidths", "1,fast", "--throughput", "x.png"), ("'fast'", "0.001")),
+        (("sweep", "vgg11", "--gpu", "v100", "--bandwidths", "1,1e-320", "--throughput", "x.png"), ("1e-320", "1000")),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
