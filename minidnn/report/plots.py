@@ -1,13 +1,13 @@
-"""PNG plots of timelines and memory maps. Matplotlib loads when the first plot is made (extra `plot`)."""
+"""PNG plots of timelines and memory maps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minidnn.errors import ArgumentError, MiniDnnError
+from minidnn.errors import ArgumentError
+from minidnn.report.drawing import drawable, drawing, png
 from minidnn.run.timeline import CAUSES, Span, Timeline
 from minidnn.schedule.actions import COMPUTE, HOST, Buffer, Launch, Schedule
 from minidnn.schedule.lifetimes import changes, pool_role
@@ -40,6 +40,7 @@ HEADING, MEMORY = 0.36, 0.95
 """Inches above a timeline's lanes, and of its memory curve with the gap between the two."""
 
 
+@drawing()
 def timeline_plot(timelines: Timeline | Mapping[str, Timeline], path: Path | None = None, *, title: str = "") -> bytes:
     """Lanes against time, the memory curve below; several timelines by name stand below each other on the same axes of
     time and memory.
@@ -71,6 +72,7 @@ def timeline_plot(timelines: Timeline | Mapping[str, Timeline], path: Path | Non
     return sheet.png(path)
 
 
+@drawing()
 def memory_map(schedule: Schedule, path: Path | None = None, *, title: str = "") -> bytes:
     """Address against schedule position, coloured by what the bytes are; grey is memory that nobody uses.
 
@@ -256,15 +258,15 @@ class _Sheet:
     LEFT, RIGHT, HEAD = 0.85, 0.15, 0.56
 
     def __init__(self, width: float, height: float, title: str) -> None:
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise MiniDnnError("plots need matplotlib; pip install 'minidnn[plot]'") from None
+        from matplotlib.figure import Figure
+
         self.width, self.height = width, height + self.HEAD
         self.figure: Figure = Figure(figsize=(self.width, self.height), dpi=130, facecolor="white")
         self.used = self.HEAD
         x = self.LEFT / self.width
-        self.figure.text(x, 1 - 0.1 / self.height, title, va="top", fontsize=10.5, fontweight="bold", color=INK)
+        self.figure.text(
+            x, 1 - 0.1 / self.height, drawable(title), va="top", fontsize=10.5, fontweight="bold", color=INK
+        )
 
     def skip(self, height: float) -> None:
         """Leave space."""
@@ -300,8 +302,4 @@ class _Sheet:
 
     def png(self, path: Path | None) -> bytes:
         """The sheet as a PNG, also written to `path` where given."""
-        buffer = BytesIO()
-        self.figure.savefig(buffer, format="png")
-        if path is not None:
-            Path(path).write_bytes(buffer.getvalue())
-        return buffer.getvalue()
+        return png(self.figure, path)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minidnn.errors import MiniDnnError
+from minidnn.report.drawing import drawable, drawing, png
 from minidnn.run.sweep import Sweep
 from minidnn.units import GiB, MiB
 
@@ -21,6 +20,7 @@ HIGHEST = 2.2
 """Ratios above that are cut off."""
 
 
+@drawing()
 def ratio_plot(sweeps: Mapping[str, Sweep], path: Path | None = None) -> bytes:
     """Time over the lower bound against memory, one panel for each sweep by title (Figure 2). Returns the PNG."""
     figure, panels = _panels(len(sweeps))
@@ -31,12 +31,13 @@ def ratio_plot(sweeps: Mapping[str, Sweep], path: Path | None = None) -> bytes:
             _line(axes, sweep.budgets, scale, ratios, name, k)
         axes.axhline(1, color="#222222", linewidth=0.6, linestyle=":")
         axes.set_ylim(0.97, min(HIGHEST, axes.get_ylim()[1]))
-        axes.set_title(title, fontsize=9, loc="left")
+        axes.set_title(drawable(title), fontsize=9, loc="left")
         axes.set_ylabel("time / lower bound", fontsize=8)
     panels[0].legend(fontsize=7, frameon=False)
-    return _png(figure, path)
+    return png(figure, path)
 
 
+@drawing()
 def throughput_plot(
     curves: Mapping[str, Sequence[float | None]], rematerialized: Sequence[float | None], budgets: Sequence[int],
     batch: int, path: Path | None = None, *, title: str = "",
@@ -52,16 +53,14 @@ def throughput_plot(
     axes.plot([b for b, _ in known], [r for _, r in known], color="#222222", linewidth=1.3, label="rematerialization")
     axes.set_ylabel("images per second", fontsize=8)
     axes.set_ylim(bottom=0)
-    axes.set_title(title, fontsize=9, loc="left")
+    axes.set_title(drawable(title), fontsize=9, loc="left")
     axes.legend(fontsize=7, frameon=False)
-    return _png(figure, path)
+    return png(figure, path)
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MiniDnnError("plots need matplotlib; pip install 'minidnn[plot]'") from None
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(5.6 * count, 4), dpi=130, facecolor="white", layout="constrained")
     panels = [figure.add_subplot(1, count, k + 1) for k in range(count)]
     for axes in panels:
@@ -82,11 +81,3 @@ def _line(axes: Axes, budgets: Sequence[int], scale: int, values: Sequence[float
         [b for b, _ in known], [v for _, v in known], label=name, color=COLOURS[k % len(COLOURS)],
         linestyle=STYLES[k % len(STYLES)], linewidth=1.1 if k else 2.0, marker=".", markersize=3, zorder=2 if k else 3,
     )  # fmt: skip
-
-
-def _png(figure: Figure, path: Path | None) -> bytes:
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png")
-    if path is not None:
-        Path(path).write_bytes(buffer.getvalue())
-    return buffer.getvalue()

@@ -12,8 +12,10 @@ import pytest
 from minidnn.errors import ArgumentError, MiniDnnError
 from minidnn.profile.model import modelled
 from minidnn.report import html_report, memory_map, modes_table, plots, text_table, timeline_plot
+from minidnn.report.sweeps import ratio_plot, throughput_plot
 from minidnn.run.choose import Options, choose
 from minidnn.run.simulator import Simulation, simulate
+from minidnn.run.sweep import Point, Sweep
 from minidnn.run.timeline import Span, Timeline
 from minidnn.schedule.actions import Schedule
 
@@ -116,6 +118,26 @@ def test_where_a_name_is_too_long_the_number_of_the_layer_stands(monkeypatch: py
     )  # fmt: skip
     figure = drawn(monkeypatch, {"one": Timeline(spans)})
     assert [text.get_text() for text in figure.axes[0].texts] == ["features.0", "3", "3"]
+
+
+ODD = ("we$ird_{^$", "網", "n\udcff")
+"""Names that are no formula, have no glyph, are no text."""
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_name_is_drawn_as_it_is(result: tuple[Schedule, Simulation], name: str) -> None:
+    """A warning would be an error here."""
+    sweep = Sweep((2**20, 2**21), (1.0, 1.0), (1.0, 1.0), (2.0, 2.0), {"best": [Point(2.0, 2**20, 0.1)] * 2})
+    assert timeline_plot(Timeline((Span("compute", "a$_{$:forward", 0, 10),)), title=name).startswith(PNG)
+    assert memory_map(result[0], title=name).startswith(PNG)
+    assert ratio_plot({name: sweep}).startswith(PNG)
+    assert throughput_plot({"best": (2.0, 2.0)}, (2.0, 2.0), sweep.budgets, 4, title=name).startswith(PNG)
+
+
+def test_dollar_signs_begin_no_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = drawn(monkeypatch, {"$a$": Timeline((Span("compute", "b:forward", 0, 10),))})
+    (name,) = figure.findobj(lambda artist: getattr(artist, "get_text", str)() == "$a$")
+    assert not name.get_parse_math()
 
 
 def test_a_timeline_without_memory_or_compute_can_be_drawn() -> None:
