@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minidnn.cli.options import Console, drawing, output, writing
+from minidnn.cli.options import Console, drawing, output, page, writing
 from minidnn.errors import ArgumentError, BudgetError
 from minidnn.plan.registry import PLANNERS, parse_mode
 from minidnn.run.choose import Options
@@ -30,7 +30,7 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
     files = parser.add_argument_group("files")
     files.add_argument("--plot", type=drawing, metavar="PNG", help="draw the timelines of all modes below each other")
     files.add_argument("--trace", type=output, metavar="JSON", help=TRACE_HELP)
-    files.add_argument("--html", type=drawing, metavar="FILE", help=HTML_HELP)
+    files.add_argument("--html", type=page, metavar="FILE", help=HTML_HELP)
 
 
 def modes_of(args: argparse.Namespace) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
             if os.path.isfile(file):
                 named[os.path.realpath(file)] = _called(action)
         for action, text in given:
-            if action.type in (appended, drawing, output):
+            if action.type in (appended, drawing, output, page):
                 first = named.setdefault(os.path.realpath(text), _called(action))
                 if first != _called(action):
                     raise ArgumentError(f"{_called(action)} {text} is what {first} names; give another file")
@@ -281,10 +281,24 @@ def _output(text: str) -> str:
 
 @option_type
 def drawing(text: str) -> str:
-    """The path of a plot, or a page with plots, to be written at a command's end."""
+    """The path of a plot to be written at a command's end."""
+    return _drawn(text, "a PNG", ".png")
+
+
+@option_type
+def page(text: str) -> str:
+    """The path of a page with plots to be written at a command's end."""
+    return _drawn(text, "an HTML page", ".html", ".htm")
+
+
+def _drawn(text: str, what: str, *endings: str) -> str:
+    """A suffix may not promise what the file will not be; without one it promises nothing."""
     if find_spec("matplotlib") is None:
         raise ArgumentError("plots need matplotlib; pip install 'minidnn[plot]'")
-    return _output(text)
+    ending = os.path.splitext(_output(text))[1].lower()
+    if ending not in ("", *endings):
+        raise ArgumentError(f"{text!r} would be {what} whatever its name says; name a file that ends in {endings[0]}")
+    return text
 
 
 def number(least: float, most: float = inf, above: bool = False) -> Callable[[str], float]:

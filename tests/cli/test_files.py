@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from minidnn.cli import main, train
-from minidnn.cli.options import Parser, drawing, output, writing
+from minidnn.cli.options import Parser, drawing, output, page, writing
 from minidnn.cli.planning import add_density
 from tests.cli import minidnn, refuse
 
@@ -41,11 +42,27 @@ def test_files_that_cannot_be_written_are_refused_before_anything_runs(
     assert says in refuse(*command, file)
 
 
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (drawing, ("x.png", "x.PNG", "x", "/dev/full"), ("x.pdf", "x.jpg", "x.png.xyz", "x.html")),
+        (page, ("x.html", "x.htm", "x", "/dev/full"), ("x.pdf", "x.png")),
+    ],
+)
+def test_a_suffix_may_not_promise_another_format(
+    kind: Callable[[str], str], good: tuple[str, ...], bad: tuple[str, ...]
+) -> None:
+    assert tuple(map(kind, good)) == good
+    for file in bad:
+        with pytest.raises(argparse.ArgumentTypeError, match=f"'{file}' would be an? .*; name a file that ends in "):
+            kind(file)
+
+
 def test_a_file_without_permission_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    for kind in (output, drawing):
+    for kind in (output, drawing, page):
         with pytest.raises(argparse.ArgumentTypeError, match="cannot be written: no permission, or a read-only file s"):
             kind(str(tmp_path / "file"))
 
@@ -144,9 +161,9 @@ def test_a_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("simulate net.py:net --gpu h100 --html net.py", "--html net.py is what MODEL names"),
+        ("simulate net.py:net --gpu h100 --trace net.py", "--trace net.py is what MODEL names"),
         ("simulate vgg11 --profile times.json --trace ./times.json", "--trace ./times.json is what --profile names"),
-        ("simulate vgg11 --gpu h100 --density times.json --html times.json", "--html times.json is what --density"),
+        ("simulate vgg11 --gpu h100 --density times.json --trace times.json", "--trace times.json is what --density"),
         ("train smallnet --weights times.json --log times.json", "--log times.json is what --weights names"),
         ("train smallnet --data times.json --log times.json", "--log times.json is what --data names"),
         ("memory --trace times.json --save-trace times.json", "--save-trace times.json is what --trace names"),

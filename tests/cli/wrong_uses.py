@@ -294,6 +294,12 @@ USES = (
     Use("minidnn simulate smallvgg --batch 16 --profile smallvgg.json", "ArgumentError",
         "profile smallvgg.json does not know features.0:forward at batch 16, fp32, paper graph; make one of this "
         "network with 'minidnn profile'"),
+    Use("minidnn simulate smallvgg --gpu k40 --plot lines.pdf", "ArgumentError",
+        "--plot: 'lines.pdf' would be a PNG whatever its name says; name a file that ends in .png (see minidnn "
+        "simulate --help)"),
+    Use("minidnn simulate smallvgg --gpu k40 --html report.pdf", "ArgumentError",
+        "--html: 'report.pdf' would be an HTML page whatever its name says; name a file that ends in .html (see "
+        "minidnn simulate --help)"),
     Use("minidnn simulate smallvgg --gpu k40 --html folder", "ArgumentError",
         "--html: 'folder' is a directory; name a file (see minidnn simulate --help)"),
     Use("minidnn simulate smallvgg --gpu k40 --html nowhere/report.html", "ArgumentError",
