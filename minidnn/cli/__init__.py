@@ -36,6 +36,9 @@ COMMANDS = {
 `run` prints for a reader with `console.say` and returns the object that `--json` prints.
 """
 
+OWN = ("-h", "--help", "--version", "--")
+"""What may stand in front of a command."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 2 for whatever the user can mend, 130 after Ctrl-C."""
@@ -125,6 +128,12 @@ def _complain(text: str) -> None:
 
 
 def _run(arguments: list[str]) -> int:
+    early = next((a for a in arguments[:1] if a.startswith("-") and a not in OWN), None)
+    behind = next((a for a in arguments if a in COMMANDS), None)
+    if early is not None and behind is not None:
+        raise ArgumentError(
+            f"{early} stands in front of {behind}; give it behind the command (see minidnn {behind} --help)"
+        )
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     if command is not None and command not in COMMANDS:
         raise ArgumentError(f"there is no command {command!r}; choose one of {', '.join(COMMANDS)}")

@@ -109,6 +109,10 @@ USES = (
         "there is no command 'trian'; choose one of train, compare, ..."),
     Use("minidnn --jsn", "ArgumentError",
         "minidnn does not understand '--jsn' (see minidnn --help)"),
+    Use("minidnn --json train smallnet", "ArgumentError",
+        "--json stands in front of train; give it behind the command (see minidnn train --help)"),
+    Use("minidnn --batch 8 summary smallnet", "ArgumentError",
+        "--batch stands in front of summary; give it behind the command (see minidnn summary --help)"),
     Use("minidnn train resnet50", "ArgumentError",
         "there is no model 'resnet50'; the models are smallnet, smallvgg, alexnet, alexnet_tv, vgg, vgg11, "
         "vgg13, vgg16, vgg19, vgg11_bn, vgg13_bn, vgg16_bn, vgg19_bn, vgg101, vgg116, vgg191, table3, or "
