@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from minidnn import nn
+from minidnn.errors import ArgumentError
+
+MOST_REPEATS = 1000
+"""Far more than the paper's; nothing would stop the building of a network of billions of layers."""
 
 
 def table3(
@@ -12,6 +16,8 @@ def table3(
 
     X [N,3,H,W] -> logits [N,num_classes]. ReLU follows each convolution; the max-pool covers the whole image.
     """
+    if repeats not in range(MOST_REPEATS + 1):
+        raise ArgumentError(f"repeats is {repeats!r}; it must be 0 to {MOST_REPEATS} pairs of convolutions")
     layers: list[nn.Layer] = [nn.Conv2d(input_shape[0], 64, 3, padding=1), nn.ReLU()]
     for _ in range(repeats):
         layers += [nn.Conv2d(64, 64, 1), nn.ReLU(), nn.Conv2d(64, 64, 5, padding=2), nn.ReLU()]

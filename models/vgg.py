@@ -15,6 +15,8 @@ WIDTHS = (64, 128, 256, 512, 512)
 """Channels of the five groups of convolutions; a 2x2 max-pool ends each group."""
 DEPTHS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 """Convolutions per group by the number of weighted layers: configurations A, B, D, E of the paper."""
+MOST_EXTRA = 1000
+"""Thirty times what the papers have; nothing would stop the building of a network of billions of layers."""
 
 
 def vgg(
@@ -28,8 +30,8 @@ def vgg(
     """
     if depth not in DEPTHS:
         raise ArgumentError(f"depth is {depth!r}; VGG has 11, 13, 16 or 19 (see extra for deeper ones)")
-    if extra < 0:
-        raise ArgumentError(f"extra is {extra}; it must be 0 or more convolutions per group")
+    if extra not in range(MOST_EXTRA + 1):
+        raise ArgumentError(f"extra is {extra!r}; it must be 0 to {MOST_EXTRA} more convolutions per group")
     counts = tuple(count + extra for count in DEPTHS[depth])
     return _vgg(counts, batch_norm, num_classes, input_shape, tv, dropout)
 

@@ -247,6 +247,8 @@ USES = (
     Use("minidnn summary smallnet:depth=3", "ArgumentError",
         "model 'smallnet:depth=3' has no option 'depth=3'; its options are num_classes=10, input_shape=1x8x8, "
         "width=32"),
+    Use("minidnn train vgg:extra=99999999999", "ArgumentError",
+        "model 'vgg:extra=99999999999': extra is 99999999999; it must be 0 to 1000 more convolutions per group"),
     Use("minidnn summary vgg:extra=1_0", "ArgumentError",
         "option extra of model 'vgg:extra=1_0' is '1_0'; write a value like 0"),
     Use("minidnn summary smallnet --input 8x8", "ArgumentError",

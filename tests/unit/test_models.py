@@ -98,6 +98,8 @@ def test_vgg_convolutions_per_group(name: str, groups: list[int]) -> None:
 def test_extra_deepens_every_group() -> None:
     assert shapes(create("vgg:extra=20")) == shapes(create("vgg116"))
     assert kinds(create("vgg:depth=19,extra=1"))["conv"] == 16 + 5
+    assert kinds(create("vgg:extra=1000"))["conv"] == 13 + 5 * 1000
+    assert kinds(create("table3:repeats=1000"))["conv"] == 2 + 2 * 1000
 
 
 def test_alexnet_is_the_papers() -> None:
@@ -184,7 +186,10 @@ def test_a_model_file_is_loaded_with_options_and_neighbours(tmp_path: Path) -> N
     [
         ("vgg17", "there is no model 'vgg17'; the models are smallnet, "),
         ("vgg:depth=12", "depth is 12; VGG has 11, 13, 16 or 19"),
-        ("vgg:extra=-1", "extra is -1"),
+        ("vgg:extra=-1", "extra is -1; it must be 0 to 1000 more convolutions per group"),
+        ("vgg:extra=1001", "extra is 1001; it must be 0 to 1000 more"),
+        ("table3:repeats=-1", "repeats is -1; it must be 0 to 1000 pairs of convolutions"),
+        ("table3:repeats=1001", "repeats is 1001; it must be 0 to 1000 pairs"),
         ("vgg:extra", "has no option 'extra'"),
         ("vgg116:extra=3", "has no option 'extra=3'; its options are num_classes=1000, input_shape=3x224x224"),
         ("vgg16:num_classes=ten", "option num_classes of model 'vgg16:num_classes=ten' is 'ten'"),
