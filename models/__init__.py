@@ -120,6 +120,8 @@ def options(factory: Factory) -> dict[str, Any]:
 
 def _parse_options(spec: str, factory: Factory, text: str) -> dict[str, Any]:
     known = options(factory)
+    if not known:
+        raise ArgumentError(f"model {spec!r} has no option {text!r}; its function takes none: leave it out")
     chosen: dict[str, Any] = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")

@@ -249,6 +249,8 @@ USES = (
         "width=32"),
     Use("minidnn train vgg:extra=99999999999", "ArgumentError",
         "model 'vgg:extra=99999999999': extra is 99999999999; it must be 0 to 1000 more convolutions per group"),
+    Use("minidnn train net.py:net:x=1", "ArgumentError",
+        "model 'net.py:net:x=1' has no option 'x=1'; its function takes none: leave it out"),
     Use("minidnn summary vgg:extra=1_0", "ArgumentError",
         "option extra of model 'vgg:extra=1_0' is '1_0'; write a value like 0"),
     Use("minidnn summary smallnet --input 8x8", "ArgumentError",
