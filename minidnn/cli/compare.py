@@ -13,6 +13,7 @@ from minidnn import nn, optim
 from minidnn.cli.comparing import (
     add_outputs,
     check_schedules,
+    check_sets,
     modes_of,
     options_of,
     refusal,
@@ -25,8 +26,9 @@ from minidnn.data import Data, open_data
 from minidnn.device.base import Device
 from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError, BudgetError
+from minidnn.graph.build import build
+from minidnn.graph.graph import Graph, Target
 from minidnn.models import create
-from minidnn.nn.sequential import infer_at
 from minidnn.run.bound import iteration_bound
 from minidnn.run.compare import Experiment, GradientMismatch, measure, mismatches, unverified
 
@@ -62,23 +64,24 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         network, nn.CrossEntropyLoss(), optim.SGD(0.01, momentum=0.9), Batches(data, args.batch, args.steps),
         args.precision, args.target, args.seed,
     )  # fmt: skip
-    output = network().infer((args.batch, *data.input_shape))
-    infer_at("loss", experiment.loss, output)  # refused now: nothing has been printed
     opener = _opener(args)
     with opener() as device:
         name, profile_source = device.name, device.kind
+        check_sets(modes, _graph(args, experiment, device, (args.batch, *data.input_shape)))
     title = f"{args.model}, batch {args.batch}, {args.precision}, device {name}"
-    console.say(title)
-    results = []
+    results, unsaid = [], [title]  # until a mode fits, the budget may be what is wrong
     for result in measure(experiment, modes, opener, options):
-        console.say(f"  {result.mode}: {'done' if result.fits else 'does not fit'}")
+        results.append(result)
+        unsaid.append(f"  {result.mode}: {'done' if result.fits else 'does not fit'}")
+        if any(found.fits for found in results):
+            console.say("\n".join(unsaid))
+            unsaid.clear()
         if result.schedule is not None:
             with opener() as device:
                 profile = device.profile(result.schedule.graph)
             known = profile.link is not None
             bound = iteration_bound(result.schedule.graph, profile, args.budget) if known else None
             result.more["lower_bound_ms"] = bound.ms(2) if bound else None
-        results.append(result)
     if not any(result.fits for result in results):
         raise BudgetError(refusal(args, results))
     say_table(results, console)
@@ -109,6 +112,13 @@ def _network_and_data(args: argparse.Namespace) -> tuple[Callable[[], nn.Sequent
         spec = f"synthetic:classes={classes},length={args.batch * min(args.steps, DISTINCT)}"
     data = open_data(spec, input_shape=shape, seed=args.seed)
     return partial(create, args.model, num_classes=data.classes, input_shape=args.input or data.input_shape), data
+
+
+def _graph(args: argparse.Namespace, experiment: Experiment, device: Device, shape: tuple[int, ...]) -> Graph:
+    """The iteration that the device would run: what is wrong with the network comes up before anything is printed."""
+    name = args.target or device.target
+    target = Target(name, args.precision, device.layout(name, args.precision))
+    return build(experiment.network(), experiment.loss, shape, target, optimizer=experiment.optimizer)
 
 
 class Batches(Sequence[tuple[np.ndarray, np.ndarray]]):

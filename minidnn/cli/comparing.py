@@ -9,8 +9,10 @@ from typing import Any
 
 from minidnn.cli.options import Console, drawing, output, page, writing
 from minidnn.errors import ArgumentError, BudgetError
+from minidnn.graph.graph import Graph
 from minidnn.plan.registry import PLANNERS, parse_mode
-from minidnn.run.choose import Options
+from minidnn.plan.vdnn import offloaded_layers
+from minidnn.run.choose import Options, check_placement
 from minidnn.run.compare import DEFAULT_MODES, ModeResult
 from minidnn.run.timeline import save_trace
 from minidnn.units import format_size
@@ -39,8 +41,15 @@ def modes_of(args: argparse.Namespace) -> tuple[str, ...]:
     if not modes:
         raise ArgumentError(f"--modes is {args.modes!r}; name at least one mode, such as base,vdnn++:conv(p)")
     for mode in modes:
-        parse_mode(mode)
+        check_placement(parse_mode(mode), args.placement)
     return tuple(dict.fromkeys(modes))
+
+
+def check_sets(modes: Sequence[str], graph: Graph) -> None:
+    """Refuse an offload set that names a layer which the network does not have, before the first mode is planned."""
+    for mode in map(parse_mode, modes):
+        if mode.offload_set not in (None, "dyn"):
+            offloaded_layers(graph, mode.offload_set)
 
 
 def _default(args: argparse.Namespace) -> tuple[str, ...]:
@@ -64,11 +73,8 @@ def check_schedules(results: Sequence[ModeResult], console: Console) -> None:
 
 
 def write_files(args: argparse.Namespace, title: str, results: Sequence[ModeResult]) -> None:
-    """Write what `--plot`, `--trace` and `--html` ask for. Raises BudgetError where there is nothing to write."""
+    """Write what `--plot`, `--trace` and `--html` ask for."""
     timelines = {r.mode: r.timeline for r in results if r.timeline is not None and r.fits}
-    wanted = [f"--{name} {file}" for name in FILES if (file := getattr(args, name)) is not None]
-    if wanted and not timelines:
-        raise BudgetError(f"{refusal(args, results)}; there is nothing to write for {', '.join(wanted)}")
     if args.trace is not None:
         with writing(args.trace) as path:
             save_trace(timelines, path)
@@ -85,6 +91,13 @@ def write_files(args: argparse.Namespace, title: str, results: Sequence[ModeResu
             path.write_text(
                 html_report(title, rows(results), timelines, maps), encoding="utf-8", errors="backslashreplace"
             )
+
+
+def check_files(args: argparse.Namespace, results: Sequence[ModeResult]) -> None:
+    """Raises BudgetError where a file is asked for and there is nothing to write, because no mode fits."""
+    wanted = [f"--{name} {file}" for name in FILES if (file := getattr(args, name)) is not None]
+    if wanted and not any(result.fits for result in results):
+        raise BudgetError(f"{refusal(args, results)}; there is nothing to write for {', '.join(wanted)}")
 
 
 def refusal(args: argparse.Namespace, results: Sequence[ModeResult]) -> str:

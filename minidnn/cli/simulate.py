@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from minidnn.cli.comparing import add_outputs, check_schedules, modes_of, options_of, rows, say_table, write_files
+from minidnn.cli.comparing import (
+    add_outputs,
+    check_files,
+    check_schedules,
+    check_sets,
+    modes_of,
+    options_of,
+    rows,
+    say_table,
+    write_files,
+)
 from minidnn.cli.options import Console, add_model, add_planning
 from minidnn.cli.planning import (
     add_density,
@@ -45,18 +55,19 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     cases: dict[int, tuple[Profile, Options, Bound]] = {}
     for mode, graph in training_graphs(args, modes):
         if id(graph) not in cases:
+            check_sets(modes, graph)
             profile = profile_for(args, graph)
             options = options_of(args, densities(args, graph))
             cases[id(graph)] = profile, options, iteration_bound(graph, profile, args.budget)
-            title = heading(args, graph, profile)
-            if len(cases) == 1:
-                console.say(title)
         profile, options, bound = cases[id(graph)]
         for result in predict(graph, [mode], profile, options):
             two_lanes = result.schedule is not None and len(set(result.schedule.lanes) - {"host", COMPUTE}) > 1
             result.more["lower_bound_ms"] = bound.ms(2 if two_lanes else 1)
             results.append(result)
     one_lane, two = (min(bound.ms(lanes) for _, _, bound in cases.values()) for lanes in (1, 2))
+    check_files(args, results)
+    title = heading(args, graph, profile)
+    console.say(title)  # not before: whatever is wrong with the options is told with nothing in front of it
     say_table(results, console)
     console.say(f"lower bound: {one_lane:.2f} ms with one copy lane, {two:.2f} ms with two")
     if args.check:

@@ -6,6 +6,7 @@ import argparse
 import re
 from typing import Any
 
+from minidnn.cli.comparing import check_sets
 from minidnn.cli.options import (
     PRECISION_HELP,
     PRECISIONS,
@@ -71,11 +72,12 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         raise ArgumentError(f"--budgets is {args.budgets}; it must be at most {MOST_BUDGETS}")
     graph = training_graph(args, "best")  # all policies are compared on the iteration of planners
     profile = with_times(graph, profile_for(args, graph))
-    title = heading(args, graph, profile)
-    console.say(title)
+    check_sets(policies, graph)
     budgets = budgets_of(graph, profile, args.budgets)
     with bar("planning", len(policies) * len(budgets), console.progress) as done:
         found = sweep(graph, profile, policies, budgets, lambda text: done.update())
+    title = heading(args, graph, profile)
+    console.say(title)
     console.say(_table(found))
     console.say(LEGEND)
     result = {

@@ -52,6 +52,9 @@ def parts():
 def images():
     return nn.Sequential(nn.Conv2d(1, 2, 3), input_shape=(1, 8, 8))
 
+def empty():
+    return nn.Sequential(nn.Flatten(), nn.ReLU(), input_shape=(1, 8, 8))
+
 def fickle():  # not the same network each time
     import numpy
     made = net()
@@ -237,9 +240,9 @@ USES = (
         "model file 'nowhere/net.py' does not exist"),
     Use("minidnn summary net.py", "ArgumentError",
         "model file 'net.py' needs a function behind it, file.py:function; its functions are net, parts, images, "
-        "fickle"),
+        "empty, fickle"),
     Use("minidnn summary net.py:model", "ArgumentError",
-        "model file 'net.py' has no function 'model'; its functions are net, parts, images, fickle"),
+        "model file 'net.py' has no function 'model'; its functions are net, parts, images, empty, fickle"),
     Use("minidnn summary net.py:parts", "ArgumentError",
         "model 'net.py:parts' returned list; it must return an nn.Sequential"),
     Use("minidnn summary broken.py:net", "ArgumentError",
@@ -295,6 +298,13 @@ USES = (
     Use("minidnn simulate smallvgg --gpu k40 --fit tight", "ArgumentError",
         "fit is 'tight'; it must be one of best-fit, first-fit, exact-then-first, worst-fit, high-end, "
         "high-end-offloaded"),
+    Use("minidnn simulate smallvgg --gpu v100 --modes vdnn:conv+all", "ArgumentError",
+        "offload set is 'conv+all'; it must be all, conv, aconv, none, dyn or layers joined by '+', and there is no "
+        "layer 'conv' that computes (there are features.0, features.2, features.4, features.5, features.7, features.9, "
+        "...)"),
+    Use("minidnn simulate smallvgg --gpu k40 --modes base --budget 1KiB --plot lines.png", "BudgetError",
+        "no mode fits the budget 1.0 KiB; of these base needs the least, 4248576 bytes (4.1 MiB); there is nothing to "
+        "write for --plot lines.png"),
     Use("minidnn simulate smallvgg --gpu k40 --density half", "ArgumentError",
         "--density is 'half'; give a number from 0 to 1 or a JSON file (No such file or directory)"),
     Use("minidnn simulate smallvgg --profile empty.json", "ArgumentError",
@@ -322,6 +332,10 @@ USES = (
         "--bandwidths: 'x' must be a number from 0.001 to 1000 (see minidnn sweep --help)"),
     Use("minidnn sweep smallvgg --gpu k40 --bandwidths 1e308 --throughput rate.png", "ArgumentError",
         "--bandwidths: '1e308' must be a number from 0.001 to 1000 (see minidnn sweep --help)"),
+    Use("minidnn sweep smallvgg --gpu k40 --policies base,vdnn:conv9", "ArgumentError",
+        "offload set is 'conv9'; it must be all, conv, aconv, none, dyn or layers joined by '+', and there is no layer "
+        "'conv9' that computes (there are features.0, features.2, features.4, features.5, features.7, features.9, "
+        "...)"),
     Use("minidnn sweep smallvgg --gpu k40 --bandwidths ,", "ArgumentError",
         "--bandwidths: ',' names none; write numbers with commas, such as 1,2,3 (see minidnn sweep --help)"),
     Use("minidnn profile smallvgg --device host -o profile.json", "ArgumentError",
@@ -333,6 +347,16 @@ USES = (
         "high-end-offloaded"),
     Use("minidnn compare smallnet --device host --data digits --batch 5000", "ArgumentError",
         "--batch is 5000; digits has 1437 images: take a smaller batch"),
+    Use("minidnn compare smallnet --device host --batch 2 --modes base --budget 1KiB", "BudgetError",
+        "no mode fits the budget 1.0 KiB; of these base needs the least, 622592 bytes (608.0 KiB)"),
+    Use("minidnn compare smallnet --device host --modes base,vdnn:conv9", "ArgumentError",
+        "offload set is 'conv9'; it must be all, conv, aconv, none, dyn or layers joined by '+', and there is no "
+        "layer 'conv9' that computes (there are features.0, features.1, features.3, features.4, features.6, "
+        "features.7, ...)"),
+    Use("minidnn compare smallnet --device host --modes base,best --placement live", "ArgumentError",
+        "placement is 'live'; memory mode best orders its copies by offsets: use 'planned'"),
+    Use("minidnn compare net.py:empty --device host --modes base", "ArgumentError",
+        "net has no weights to train; append a layer that has some"),
     Use("minidnn compare net.py:fickle --device host --modes base(m),vdnn:all(m) --quiet", "GradientMismatch",
         "gradients differ from base with the same algorithms in vdnn:all(m)"),
     Use("minidnn compare net.py:images --device host --batch 4", "ShapeError",
