@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from minidnn import nn
@@ -164,10 +165,25 @@ def _show(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _check_readable(path: Path) -> None:
+    """Raises ArgumentError for what is there and no file, or one that cannot be opened, or is not there."""
+    try:
+        plain = S_ISREG(os.stat(path).st_mode)
+        if plain:
+            path.open("rb").close()
+    except (FileNotFoundError, ValueError):  # the latter where the name has a NUL in it
+        raise ArgumentError(f"model file {str(path)!r} does not exist") from None
+    except OSError as error:
+        raise ArgumentError(
+            f"model file {str(path)!r} cannot be read: {error.strerror}; name a file that can be read"
+        ) from None
+    if not plain:
+        raise ArgumentError(f"model file {str(path)!r} is no file; name a Python file")
+
+
 def _from_file(path: Path, function: str) -> Factory:
     """`function` of the Python file at `path`, which may import its neighbours."""
-    if not os.path.isfile(path):
-        raise ArgumentError(f"model file {str(path)!r} does not exist")
+    _check_readable(path)
     spec = spec_from_file_location(f"minidnn_model_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ArgumentError(f"model file {str(path)!r} is no Python file")

@@ -37,7 +37,7 @@ def read_idx(path: Path) -> NDArray[Any]:
     except (gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path} is no valid .gz file ({error}); get the file again") from None
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}; get the file again, or name another") from None
+        raise DataError(f"cannot read {path}: {error.strerror}; name a file that can be read") from None
     magic = payload[:4]
     dtype = _IDX_TYPES.get(magic[2]) if len(magic) == 4 and magic[:2] == b"\0\0" else None
     if dtype is None or magic[3] == 0:
@@ -98,6 +98,7 @@ def open_npz(path: Path, input_shape: Shape | None = None) -> Data:
     x is [samples, C, H, W], [samples, H, W, C], [samples, H, W], or flat [samples, N] with `input_shape`; y is
     [samples]. Members of an uncompressed file are memory-mapped.
     """
+    _check_readable(path)
     try:
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -121,11 +122,20 @@ def open_npy(directory: Path, input_shape: Shape | None = None) -> Data:
     arrays = {}
     for name in (*train, *test):
         path = directory / f"{name}.npy"
+        _check_readable(path)
         try:
             arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
         except Exception as error:  # as above
             raise DataError(f"cannot read {path} as .npy: {_reason(error)}; write it again with numpy.save") from None
     return _from_named(directory, arrays, train, test, input_shape)
+
+
+def _check_readable(path: Path) -> None:
+    """Raises DataError for a file that cannot be opened: to write it again would be no help."""
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; name a file that can be read") from None
 
 
 def _reason(error: Exception) -> str:
@@ -157,7 +167,7 @@ def _cifar_file(path: Path, labels: int) -> Pair:
     try:
         payload = np.fromfile(path, np.uint8)
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}; get the file again, or name another") from None
+        raise DataError(f"cannot read {path}: {error.strerror}; name a file that can be read") from None
     if len(payload) == 0 or len(payload) % record:
         raise DataError(
             f"{path} is truncated or no CIFAR file: {len(payload)} bytes are no whole number of records "

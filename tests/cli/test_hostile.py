@@ -52,7 +52,7 @@ def shell(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
         (["train", "smallnet", "--warmup", MANY], "--warmup: "),
         (["train", "smallnet", "--budget", "9" * 500 + ".5G"], "no size; write a number and a unit"),
         (["train", "smallnet", "--data", f"synthetic:length={MANY}"], "length is "),
-        (["train", f"{MANY}.py:net"], "does not exist"),
+        (["train", f"{MANY}.py:net"], "cannot be read: File name too long; name a file that"),
         (["summary", "smallnet", "--batch", MANY], "--batch: "),
         (["train", "smallnet", "--clip", "٣"], "--clip: '٣' must be a number above 0"),
         (["summary", "vgg:extra=٣"], "write a value like 0"),

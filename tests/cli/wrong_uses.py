@@ -238,6 +238,8 @@ USES = (
         "the following arguments are required: MODEL (see minidnn summary --help)"),
     Use("minidnn summary nowhere/net.py:net", "ArgumentError",
         "model file 'nowhere/net.py' does not exist"),
+    Use("minidnn summary net.py/net.py:net", "ArgumentError",
+        "model file 'net.py/net.py' cannot be read: Not a directory; name a file that can be read"),
     Use("minidnn summary net.py", "ArgumentError",
         "model file 'net.py' needs a function behind it, file.py:function; its functions are net, parts, images, "
         "empty, fickle"),

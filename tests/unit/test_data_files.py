@@ -140,6 +140,23 @@ def test_a_broken_gz_file_is_named(tmp_path: Path, damage: Callable[[bytes], byt
         read_idx(path)
 
 
+def forbidden(path: Path, mode: str = "r") -> None:
+    """Opens no file, as for a user without permission; the superuser would have it."""
+    raise PermissionError(13, "Permission denied")
+
+
+@pytest.mark.parametrize("name", ["set.npz", "x.npy", "train-images-idx3-ubyte"])
+def test_a_file_that_cannot_be_opened_is_not_to_be_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for file in (name, "y.npy", "train-labels-idx1-ubyte"):
+        (tmp_path / file).write_bytes(b"")
+    monkeypatch.setattr(Path, "open", forbidden)
+    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    with pytest.raises(DataError, match=rf"^cannot read .*{name}: Permission denied; name a file that can be read$"):
+        open_data(tmp_path / name if "." in name else tmp_path)
+
+
 def test_a_missing_idx_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot read .*nothing: No such file or directory"):
         read_idx(tmp_path / "nothing")

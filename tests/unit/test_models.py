@@ -205,6 +205,28 @@ def test_a_wrong_spec_is_refused_with_what_would_work(spec: str, says: str) -> N
     assert says in str(caught.value)
 
 
+def test_a_model_file_that_is_there_and_cannot_be_read_is_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(path: Path, mode: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    file, folder, loop = tmp_path / "file.py", tmp_path / "folder.py", tmp_path / "loop.py"
+    file.write_text("def build(): pass\n")
+    folder.mkdir()
+    loop.symlink_to(loop)
+    for path, says in (
+        (file / "net.py", "cannot be read: Not a directory; name a file that can be read"),
+        (folder, "is no file; name a Python file"), (tmp_path / "absent.py", "does not exist"),
+        (loop, "cannot be read: Too many levels of symbolic links; name a file that can be read"),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=f"^model file '{path}' {says}$"):
+            create(f"{path}:build")
+    monkeypatch.setattr(Path, "open", forbidden)
+    with pytest.raises(ArgumentError, match=r"cannot be read: Permission denied; name a file that can be read$"):
+        create(f"{file}:build")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
