@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -129,7 +130,13 @@ def _class_folders(root: Path) -> list[Path]:
 
 
 def _images(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    """All images below. Raises DataError for a folder that cannot be read, which rglob would take for an empty one."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"cannot read {error.filename}: {error.strerror}; make that folder readable, or name another")
+
+    below = (Path(root, name) for root, _, names in os.walk(folder, onerror=refuse) for name in names)
+    return sorted(path for path in below if path.suffix.lower() in SUFFIXES and path.is_file())
 
 
 def _scan(root: Path, names: tuple[str, ...], like: ImageFolder) -> ImageFolder:

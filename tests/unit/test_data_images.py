@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,21 @@ def test_other_files_and_hidden_folders_are_no_images(tmp_path: Path) -> None:
     data = open_data(str(tmp_path), input_shape=SHAPE)
     assert data.classes == 2
     assert len(data.train) == 5
+
+
+def test_a_class_that_cannot_be_read_is_not_said_to_be_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a user without permission; the superuser would have it."""
+    make_folder(tmp_path, 1)
+    locked, scandir = str(tmp_path / "dog"), os.scandir
+
+    def forbidden(path: str | Path) -> object:
+        if str(path) == locked:
+            raise PermissionError(13, "Permission denied", locked)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", forbidden)
+    with pytest.raises(DataError, match=rf"^cannot read {locked}: Permission denied; make that folder readable, or"):
+        open_data(str(tmp_path), input_shape=SHAPE)
 
 
 def test_a_class_without_images_is_named(tmp_path: Path) -> None:
