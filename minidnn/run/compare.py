@@ -22,8 +22,9 @@ from minidnn.profile.profile import Profile
 from minidnn.run.choose import Options, choose
 from minidnn.run.record import Recorder
 from minidnn.run.simulator import simulate
+from minidnn.run.slot import Pending
 from minidnn.run.timeline import Timeline
-from minidnn.run.trainer import Pending, Trainer
+from minidnn.run.trainer import Trainer
 from minidnn.schedule.actions import COMPUTE, Schedule
 from minidnn.schedule.recompress import recompressed
 

@@ -24,7 +24,8 @@ from minidnn.progress import bar
 from minidnn.run.log import Log
 
 if TYPE_CHECKING:
-    from minidnn.run.trainer import FeedSlot, Pending, StepResult, Trainer
+    from minidnn.run.slot import Pending
+    from minidnn.run.trainer import FeedSlot, StepResult, Trainer
 
 
 @dataclass
@@ -94,7 +95,8 @@ def fit(
         raise ArgumentError(f"checkpoint_every is {checkpoint_every}, but checkpoint is None; name a directory")
     run = _Run(trainer, _as_data(data), epochs, steps, shuffle, directory, checkpoint_every)
     with checkpoints.taken(directory) if directory is not None else nullcontext():
-        run.begin(_path("resume", resume))
+        with trainer.turn.taken():
+            run.begin(_path("resume", resume))
         place = _path("log", log)
         stream = None if place is None else Log(place)
         try:
@@ -109,17 +111,18 @@ def fit(
 def evaluate(trainer: Trainer, data: Data | Dataset) -> dict[str, float]:
     """Mean loss and accuracy over the test set (of `Data`; a `Dataset` as it is): `test_loss`, `test_accuracy`."""
     dataset = (data.test or data.train) if isinstance(data, Data) else _dataset(data)
-    trainer.check_usable()
-    _check_data(trainer, dataset)
-    _announce(trainer, dataset, train=False)
     totals = Totals()
-    with Loader(dataset, trainer.batch, trainer._slots, shuffle=False) as batches:
-        for slot, rows in batches:
-            try:
-                result = trainer.settle(trainer.issue(slot.batch, rows, train=False))
-                totals.add(result, _weight(trainer, slot, rows))
-            finally:
-                slot.release()
+    with trainer.turn.taken():
+        trainer.check_usable()
+        _check_data(trainer, dataset)
+        _announce(trainer, dataset, train=False)
+        with Loader(dataset, trainer.batch, trainer._slots, shuffle=False) as batches:
+            for slot, rows in batches:
+                try:
+                    result = trainer.settle(trainer.issue(slot.batch, rows, train=False))
+                    totals.add(result, _weight(trainer, slot, rows))
+                finally:
+                    slot.release()
     return totals.metrics("test")
 
 
@@ -162,7 +165,8 @@ class _Run:
         """The epochs."""
         trainer, begun = self.trainer, self.trainer.step_count
         while self.epoch < self.epochs and not self._enough and not trainer.stop_requested:
-            self._epoch(log, progress)
+            with trainer.turn.taken():
+                self._epoch(log, progress)
             if self.batch < self._batches:
                 self.result.metrics = self.totals.metrics("train") if self.totals.rows else {}
                 break  # stopped, or enough steps: the epoch is not complete

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from minidnn.device.base import Device, Region, view
+from minidnn.device.base import Device, Event, Region, view
 from minidnn.graph.graph import Graph
 from minidnn.graph.op import SCALARS, SCALARS_LENGTH
 from minidnn.graph.tensor import Role, Tensor
@@ -51,6 +52,18 @@ class BatchSlot:
     def close(self) -> None:
         """Return the region."""
         self.device.give_back(self.region)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A batch that was issued: its results are in the slot once `done` is."""
+
+    slot: BatchSlot
+    rows: int
+    parts: int
+    step: int
+    train: bool
+    done: Event
 
 
 PER_PART = ("scalars", "loss")

@@ -11,7 +11,7 @@ from warnings import warn
 import numpy as np
 
 from minidnn.data.loader import Slot
-from minidnn.device.base import Device, Event
+from minidnn.device.base import Device
 from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError, NonFiniteLoss, add_note
 from minidnn.graph.graph import Target
@@ -27,7 +27,8 @@ from minidnn.run.choose import Options
 from minidnn.run.executor import Executor
 from minidnn.run.observe import GradientObserver
 from minidnn.run.program import Programs, Purpose, Recipe
-from minidnn.run.slot import BatchSlot, slot_fields
+from minidnn.run.slot import BatchSlot, Pending, slot_fields
+from minidnn.run.turn import Turn
 from minidnn.run.weights import DeviceWeights
 from minidnn.schedule.actions import COMPUTE, Schedule
 from minidnn.units import parse_size
@@ -62,20 +63,9 @@ class FeedSlot(Slot):
         self.batch = batch
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A batch that was issued: its results are in the slot once `done` is."""
-
-    slot: BatchSlot
-    rows: int
-    parts: int
-    step: int
-    train: bool
-    done: Event
-
-
 class Trainer:
-    """Trains `net` in a memory mode. A context manager; at its end the network has the newest weights.
+    """Trains `net` in a memory mode. A context manager; at its end the network has the newest weights. For one thread
+    at a time, and not for what runs inside an iteration, such as a schedule: it refuses both.
 
     `batch` is the largest number of rows, `memory` a mode such as `"vdnn++:conv(p)"`, `budget` bytes of device memory
     (int or `"4GiB"`; None: what the mode needs), `device` `"auto"`, `"host"`, `"cuda"`, `"cuda:1"` or an open Device,
@@ -106,6 +96,7 @@ class Trainer:
         self.step_count = self.epoch_count = 0
         self.stop_requested = False
         self._failed = self._closed = self._changed = False
+        self.turn = Turn()
         self._slots: list[FeedSlot] = []
         self._owns_device = isinstance(device, str)
         mode = parse_mode(memory)
@@ -167,21 +158,22 @@ class Trainer:
         """Bring the network's weights up to date (not after a failure inside an iteration) and give all memory back."""
         if self._closed:
             return
-        try:
-            self.pull()
-        finally:
-            self._closed = True
-            for layer in self.net.weighted():
-                if layer.owner is self:
-                    layer.owner = None
-            if hasattr(self, "device"):
-                self.device.abandon()
-            for slot in self._slots:
-                slot.batch.close()
-            if hasattr(self, "programs"):
-                self.programs.close()
-            if self._owns_device and hasattr(self, "device"):
-                self.device.close()
+        with self.turn.taken():
+            try:
+                self.pull()
+            finally:
+                self._closed = True
+                for layer in self.net.weighted():
+                    if layer.owner is self:
+                        layer.owner = None
+                if hasattr(self, "device"):
+                    self.device.abandon()
+                for slot in self._slots:
+                    slot.batch.close()
+                if hasattr(self, "programs"):
+                    self.programs.close()
+                if self._owns_device and hasattr(self, "device"):
+                    self.device.close()
 
     def __del__(self) -> None:
         if hasattr(self, "programs") and not self._closed:
@@ -233,25 +225,27 @@ class Trainer:
 
     def push(self) -> None:
         """Upload the network's weights; optimizer state stays."""
-        if self._closed:
-            raise ArgumentError("trainer is closed; open a new one")
-        self.programs.finish()
-        self.weights.push(self.seed)
-        self._changed = False
+        with self.turn.taken(inside=True):
+            if self._closed:
+                raise ArgumentError("trainer is closed; open a new one")
+            self.programs.finish()
+            self.weights.push(self.seed)
+            self._changed = False
 
     def pull(self) -> None:
         """Bring the network's weights up to date. After a failure inside an iteration they stay what they were.
 
         Raises NonFiniteLoss when a weight is NaN or infinite: that is such a failure.
         """
-        if self._changed and not self._failed:
-            self.programs.finish()
-            try:
-                self.weights.pull(self.step_count)
-            except NonFiniteLoss:
-                self._failed = True
-                raise
-            self._changed = False
+        with self.turn.taken(inside=True):
+            if self._changed and not self._failed:
+                self.programs.finish()
+                try:
+                    self.weights.pull(self.step_count)
+                except NonFiniteLoss:
+                    self._failed = True
+                    raise
+                self._changed = False
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The network's newest weights."""
@@ -259,15 +253,17 @@ class Trainer:
 
     def optimizer_state(self) -> dict[str, np.ndarray]:
         """Copies of the optimizer's buffers: `features.0.weight@momentum` -> array in PyTorch's layout."""
-        self.check_usable()
-        self.programs.finish()
-        return self.weights.optimizer_state()
+        with self.turn.taken(inside=True):
+            self.check_usable()
+            self.programs.finish()
+            return self.weights.optimizer_state()
 
     def load_optimizer_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Take the buffers that `optimizer_state` gave. Raises CheckpointError when they are of something else."""
-        self.check_usable()
-        self.programs.finish()
-        self.weights.load_optimizer_state(state)
+        with self.turn.taken(inside=True):
+            self.check_usable()
+            self.programs.finish()
+            self.weights.load_optimizer_state(state)
 
     def observe_gradients(self) -> GradientObserver:
         """From the next step on, see every weight gradient; the schedule stays the same. The trainer closes it."""
@@ -283,9 +279,10 @@ class Trainer:
 
         Raises NonFiniteLoss naming the step when the loss is NaN or infinite.
         """
-        self.check_usable()
-        slot = self._slots[0]
-        return self.settle(self.issue(slot.batch, self._fill(slot.batch, x, y)))
+        with self.turn.taken():
+            self.check_usable()
+            slot = self._slots[0]
+            return self.settle(self.issue(slot.batch, self._fill(slot.batch, x, y)))
 
     def announce(self, rows: int, train: bool) -> None:
         """Plan and compile what batches of that many rows need. Raises BudgetError when it does not fit."""
@@ -312,29 +309,30 @@ class Trainer:
 
     def issue(self, slot: BatchSlot, rows: int, train: bool = True) -> Pending:
         """Issue the iteration(s) over the first `rows` rows of a slot; device work may go on after the return."""
-        self.check_usable()
-        if self.adaptive and train:
+        with self.turn.taken(inside=True):
+            self.check_usable()
+            if self.adaptive and train:
+                with self._failing(train, self.step_count):
+                    self.adaptive.before(self.step_count)
+            labels = slot.array("labels")[:rows]
+            scalars = {
+                "inverse_weight": self.loss.inverse_weight(labels, (rows, *self._output_shape[1:])),
+                "step": float(self.step_count),
+                "seed_low": float(self.seed & 0xFFFFFFFF), "seed_high": float(self.seed >> 32),
+                **self.optimizer.scalars(self.step_count),
+            }  # fmt: skip
+            parts = [(self.programs.executor(p, count), start) for p, start, count in self._parts(rows, train)]
+            for observer in self.programs.observers if train else ():
+                observer.prepare(slot)
+            self._changed = self._changed or train
             with self._failing(train, self.step_count):
-                self.adaptive.before(self.step_count)
-        labels = slot.array("labels")[:rows]
-        scalars = {
-            "inverse_weight": self.loss.inverse_weight(labels, (rows, *self._output_shape[1:])),
-            "step": float(self.step_count),
-            "seed_low": float(self.seed & 0xFFFFFFFF), "seed_high": float(self.seed >> 32),
-            **self.optimizer.scalars(self.step_count),
-        }  # fmt: skip
-        parts = [(self.programs.executor(p, count), start) for p, start, count in self._parts(rows, train)]
-        for observer in self.programs.observers if train else ():
-            observer.prepare(slot)
-        self._changed = self._changed or train
-        with self._failing(train, self.step_count):
-            for part, (executor, start) in enumerate(parts):
-                slot.select(part, start, {**scalars, "micro_step": float(part)})
-                self.programs.run(executor, slot)
-            done = self.device.record(self.device.stream(COMPUTE))
-        pending = Pending(slot, rows, len(parts), self.step_count, train, done)
-        self.step_count += train
-        return pending
+                for part, (executor, start) in enumerate(parts):
+                    slot.select(part, start, {**scalars, "micro_step": float(part)})
+                    self.programs.run(executor, slot)
+                done = self.device.record(self.device.stream(COMPUTE))
+            pending = Pending(slot, rows, len(parts), self.step_count, train, done)
+            self.step_count += train
+            return pending
 
     def settle(self, pending: Pending) -> StepResult:
         """Wait for an issued batch and read its results."""
@@ -402,16 +400,18 @@ class Trainer:
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Logits for x [rows,C,H,W], any number of rows; [rows, classes], float32 (in fp64 float64)."""
-        self.check_usable()
         x = checked_images(x, self.sample_shape)
-        slot, outputs = self._slots[0].batch, []
-        for start in range(0, len(x), self.micro_batch):
-            rows = self._fill_images(slot, x[start : start + self.micro_batch])
-            executor = self.programs.executor(Purpose(train=False, loss=False), rows)
-            slot.select(0, 0, {})
-            with self._failing(False, self.step_count):
-                self.programs.run(executor, slot)
-                self.device.host_wait(self.device.record(self.device.stream(COMPUTE)))
-            output = slot.array(executor.schedule.graph.output)[:rows].reshape(rows, *self._output_shape[1:])
-            outputs.append(output.astype(np.float64 if self.target.precision == "fp64" else np.float32))
+        outputs = []
+        with self.turn.taken():
+            self.check_usable()
+            slot = self._slots[0].batch
+            for start in range(0, len(x), self.micro_batch):
+                rows = self._fill_images(slot, x[start : start + self.micro_batch])
+                executor = self.programs.executor(Purpose(train=False, loss=False), rows)
+                slot.select(0, 0, {})
+                with self._failing(False, self.step_count):
+                    self.programs.run(executor, slot)
+                    self.device.host_wait(self.device.record(self.device.stream(COMPUTE)))
+                output = slot.array(executor.schedule.graph.output)[:rows].reshape(rows, *self._output_shape[1:])
+                outputs.append(output.astype(np.float64 if self.target.precision == "fp64" else np.float32))
         return np.concatenate(outputs)

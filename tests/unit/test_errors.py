@@ -36,8 +36,8 @@ CONSTANT = {
     ),
     "something is not installed": ("plots need matplotlib",),
     "the object's state is what is wrong": (
-        "trainer is closed", "trainer stopped in an iteration", "the packed part was released", "deadlock:",
-        "an op without an algorithm",
+        "trainer is closed", "trainer stopped in an iteration", "trainer is in an iteration",
+        "the packed part was released", "deadlock:", "an op without an algorithm",
     ),
 }  # fmt: skip
 """Why a sentence may be without an interpolated value, and how it begins."""

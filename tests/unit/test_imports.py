@@ -25,7 +25,7 @@ ROWS = (
      "minidnn.run.observe", "minidnn.run.record", "minidnn.run.timing"),
     ("minidnn.run.timeline", "minidnn.run.slot", "minidnn.run.weights", "minidnn.run.bound", "minidnn.run.loads",
      "minidnn.run.whole_copies", "minidnn.run.arguments", "minidnn.run.fewer_rows", "minidnn.run.__init__",
-     "minidnn.run.log",
+     "minidnn.run.log", "minidnn.run.turn",
      "minidnn.device", "minidnn.ops"),
     ("minidnn.schedule",),
     ("minidnn.plan",),
