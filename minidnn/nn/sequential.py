@@ -186,16 +186,12 @@ class Sequential(Layer):
                 f"weights do not fit the network: missing {missing[:4] or 'none'}, unknown {unknown[:4] or 'none'}; "
                 "give those of the same network"
             )
-        arrays = {name: _numbers(name, given[name]) for name in own if name in given}
+        arrays = {name: finite_array("weight", name, given[name]) for name in own if name in given}
         for name, array in arrays.items():
             if array.shape != own[name].shape:
                 raise CheckpointError(
                     f"weight {name} has shape {list(array.shape)}; expected {list(own[name].shape)}"
                 )
-            with np.errstate(over="ignore"):
-                finite = np.isfinite(array.astype(np.float32)).all()
-            if not finite:
-                raise CheckpointError(f"weight {name} has values that are no finite float32; use weights from before")
         return arrays
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
@@ -230,13 +226,18 @@ def infer_at(path: str, layer: Layer, shape: tuple[int, ...]) -> tuple[int, ...]
     return found
 
 
-def _numbers(name: str, value: object) -> np.ndarray:
-    """A weight as the array that it is, or can be made."""
+def finite_array(what: str, name: str, value: object, dtype: str = "float32") -> np.ndarray:
+    """A weight, or `what` else was saved, as the array that it is, or can be made: of numbers that `dtype` holds."""
     try:
         array = np.asarray(value)
-        return array if array.dtype.kind in "biuf" else array.astype(np.float32, casting="same_kind")
+        array = array if array.dtype.kind in "biuf" else array.astype(np.float32, casting="same_kind")
     except Exception as error:  # what arrays of other libraries raise is theirs to choose
-        raise CheckpointError(f"weight {name} must be an array of real numbers ({failure(error)})") from None
+        raise CheckpointError(f"{what} {name} must be an array of real numbers ({failure(error)})") from None
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(array.astype(dtype, copy=False)).all()
+    if not finite:
+        raise CheckpointError(f"{what} {name} has values that are no finite {dtype}; use {what}s from before")
+    return array
 
 
 class Summary:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
 from pathlib import Path
@@ -293,8 +293,10 @@ class _Run:
             raise CheckpointError(
                 f"checkpoint {path} has no sums of its epoch; move it elsewhere to resume the one before it"
             )
-        weights = trainer.net.matching(found.weights)  # both are refused before either is taken
-        trainer.load_optimizer_state(found.optimizer)
+        with _naming(path / "weights.safetensors"):
+            weights = trainer.net.matching(found.weights)  # both are refused before either is taken
+        with _naming(path / "optimizer.safetensors"):
+            trainer.load_optimizer_state(found.optimizer)
         trainer.net.load_state_dict(weights)
         trainer.step_count, self.epoch, self.batch = counts
         self.totals = Totals(**{f.name: sums[f.name] for f in fields(Totals)})
@@ -305,6 +307,15 @@ class _Run:
         for choice in choices[self.choices :]:
             _write(log, choice.as_dict())
         self.choices = len(choices)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """A checkpoint's file in front of what is wrong with its arrays."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
 
 
 def _is_sum(value: object) -> bool:

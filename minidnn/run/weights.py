@@ -11,7 +11,7 @@ from minidnn.device.base import Device, Operand, Region, load, numpy_dtype, stor
 from minidnn.errors import ArgumentError, CheckpointError, NonFiniteLoss
 from minidnn.graph.tensor import Role, Tensor
 from minidnn.nn.loss import Loss
-from minidnn.nn.sequential import Sequential
+from minidnn.nn.sequential import Sequential, finite_array
 from minidnn.schedule.actions import Schedule
 
 
@@ -70,21 +70,22 @@ class DeviceWeights:
 
     def load_optimizer_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Take the buffers that `optimizer_state` gave. Raises CheckpointError when they are of another optimizer or
-        network, before any is taken."""
-        own = dict(self._operands(Role.OPTIMIZER_STATE))
-        shapes = {t.name: t.shape for t in own}
+        network, or no finite numbers, before any is taken."""
+        own = {t.name: (t, operand) for t, operand in self._operands(Role.OPTIMIZER_STATE)}
         if not isinstance(state, Mapping):
             raise ArgumentError(f"state is {shown(state)}; it must be a dict of arrays by name")
-        if shapes.keys() != state.keys():
-            wrong = sorted(shapes.keys() ^ state.keys())[0]
-            where = "in this run alone" if wrong in shapes else "in what was saved alone"
+        if own.keys() != state.keys():
+            wrong = sorted(own.keys() ^ state.keys(), key=str)[0]
+            where = "in this run alone" if wrong in own else "in what was saved alone"
             raise CheckpointError(
-                f"optimizer state does not fit: {wrong} is {where}; use the network and the optimizer it was saved with"
+                f"optimizer state does not fit: {shown(wrong)} is {where}; "
+                "use the network and the optimizer it was saved with"
             )
-        for name, shape in shapes.items():
-            if np.shape(state[name]) != shape:
+        arrays = {name: finite_array("optimizer state", name, state[name], t.dtype) for name, (t, _) in own.items()}
+        for name, (t, _) in own.items():
+            if arrays[name].shape != t.shape:
                 raise CheckpointError(
-                    f"optimizer state {name} has shape {list(np.shape(state[name]))}; expected {list(shape)}"
+                    f"optimizer state {name} has shape {list(arrays[name].shape)}; expected {list(t.shape)}"
                 )
-        for t, operand in own.items():
-            store(self.device, self.arena, operand, state[t.name])
+        for name, (_, operand) in own.items():
+            store(self.device, self.arena, operand, arrays[name])

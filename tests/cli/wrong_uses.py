@@ -212,7 +212,8 @@ USES = (
     Use("minidnn train smallnet --device host --data digits --resume folder", "CheckpointError",
         "checkpoint folder has no checkpoint in it; give a directory that --checkpoint wrote"),
     Use("minidnn train smallvgg --device host --data digits --resume run", "CheckpointError",
-        "weights do not fit the network: missing ['classifier.0.bias', 'classifier.0.weight', "
+        "run/step-00000001/weights.safetensors: weights do not fit the network: missing ['classifier.0.bias', "
+        "'classifier.0.weight', "
         "'classifier.2.bias', 'classifier.2.weight'], unknown ['classifier.bias', 'classifier.weight', "
         "'features.1.bias', 'features.1.running_mean']; give those of the same network"),
     Use("minidnn train smallnet --device host --data digits --batch 32 --resume run", "CheckpointError",

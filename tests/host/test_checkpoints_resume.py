@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from minidnn import Trainer, checkpoint, nn, optim
 from minidnn.data import Data
@@ -177,6 +178,53 @@ def test_sums_that_are_no_numbers_are_refused(tmp_path: Path, loss: str) -> None
     state_file.write_text(json.dumps(saved))
     with trainer() as opened, pytest.raises(CheckpointError, match="has no sums of its epoch; move it elsewhere"):
         opened.fit(data(), 2, resume=tmp_path)
+
+
+WRONG = {"nan": np.nan, "infinite": -np.inf, "too large": 1e300}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("file", "name"), [("optimizer", "optimizer state 6.bias@m"), ("weights", "weight 6.bias")])
+def test_arrays_without_finite_numbers_are_named_and_nothing_is_changed(
+    tmp_path: Path, file: str, name: str, value: float
+) -> None:
+    with trainer() as opened:
+        opened.fit(data(), 1, checkpoint=tmp_path)
+    path = tmp_path / "step-00000004" / f"{file}.safetensors"
+    arrays = dict(load_file(path))
+    arrays[name.split()[-1]] = np.array([0, value, 0])
+    save_file(arrays, path)
+    with trainer() as opened:
+        before = state(opened)
+        said = rf"step-00000004/{file}\.safetensors: {name} has values that are no finite float32; use"
+        with pytest.raises(CheckpointError, match=said):
+            opened.fit(data(), 2, resume=tmp_path)
+        assert (state(opened), opened.step_count) == (before, 0)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        *((np.array([0, wrong, 0]), "has values that are no finite float32; use") for wrong in WRONG.values()),
+        (["a", "b", "c"], "must be an array of real numbers"),
+        (np.ones(3, complex), "must be an array of real numbers"),
+        (None, "must be an array of real numbers"),
+        ([[1], [2, 3]], "must be an array of real numbers"),
+        (np.ones((3, 1)), r"has shape \[3, 1\]; expected \[3\]"),
+    ],
+)
+def test_optimizer_state_that_is_no_array_of_its_tensor_is_refused(value: object, sentence: str) -> None:
+    with trainer() as opened:
+        before = state(opened)
+        wrong: dict[Any, Any] = {**opened.optimizer_state(), "6.bias@v": value}
+        wrong["0.weight@m"] = wrong["0.weight@m"] + 1  # comes before it, and is not taken either
+        with pytest.raises(CheckpointError, match=f"optimizer state 6.bias@v {sentence}"):
+            opened.load_optimizer_state(wrong)
+        with pytest.raises(CheckpointError, match="optimizer state does not fit"):
+            opened.load_optimizer_state(wrong | {5: 5, None: 0})
+        assert state(opened) == before
 
 
 def test_a_refused_resume_changes_nothing(tmp_path: Path) -> None:
