@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields
-from math import isfinite
 from pathlib import Path
+from sys import float_info
 from typing import TYPE_CHECKING, Any
 
 from minidnn import checkpoint as checkpoints
@@ -43,6 +43,17 @@ class Totals:
         self.weight += weight
         self.correct += result.correct
         self.rows += result.rows
+
+    @classmethod
+    def saved(cls, sums: Any, rows: int) -> Totals | None:
+        """Those that were saved, of so many rows; None where they cannot be."""
+        found: dict[str, Any] = {f.name: sums.get(f.name) for f in fields(cls)} if isinstance(sums, dict) else {}
+        if not found or not all(type(n) in (int, float) and abs(n) <= float_info.max for n in found.values()):
+            return None
+        whole = type(found["rows"]) is type(found["correct"]) is int
+        counted = found["rows"] == rows and 0 <= found["correct"] <= rows
+        weighed = found["weight"] > 0 if rows else found["weight"] == found["loss"] == 0
+        return cls(**found) if whole and counted and weighed else None
 
     def metrics(self, prefix: str) -> dict[str, float]:
         """`{prefix}_loss` and `{prefix}_accuracy`."""
@@ -258,9 +269,10 @@ class _Run:
         """Write a checkpoint of this moment."""
         trainer = self.trainer
         state = {
-            "step": trainer.step_count, "epoch": self.epoch, "batch": self.batch, "totals": asdict(self.totals),
-            **self._same,
+            "step": trainer.step_count, "epoch": self.epoch, "batch": self.batch, **self._same,
         }  # fmt: skip
+        if self.totals.rows == self.batch * trainer.batch:  # else it went on from one of an older version
+            state["totals"] = asdict(self.totals)
         content = checkpoints.Checkpoint(trainer.state_dict(), trainer.optimizer_state(), state)
         assert self.checkpoint is not None
         self.result.checkpoint = checkpoints.save(self.checkpoint, trainer.step_count, content)
@@ -284,12 +296,15 @@ class _Run:
                     f"checkpoint {path} has {key} {found.state.get(key)}; this run has {own}: use the same to resume"
                 )
         counts = [int(n) for key in ("step", "epoch", "batch") if is_count(n := found.state.get(key), 0)]
-        if len(counts) < 3 or counts[2] >= self._batches:
+        # Each epoch had a step or more, and each batch of this one was a step.
+        if len(counts) < 3 or counts[2] >= self._batches or counts[1] + counts[2] > counts[0]:
             raise CheckpointError(
                 f"checkpoint {path} does not say where it stopped; move it elsewhere to resume the one before it"
             )
-        sums = found.state.get("totals", asdict(Totals()))  # those of older versions have none
-        if not isinstance(sums, dict) or not all(_is_sum(sums.get(f.name)) for f in fields(Totals)):
+        totals: Totals | None = Totals()  # those of older versions have none
+        if "totals" in found.state:
+            totals = Totals.saved(found.state["totals"], counts[2] * trainer.batch)  # only the last batch is partial
+        if totals is None:
             raise CheckpointError(
                 f"checkpoint {path} has no sums of its epoch; move it elsewhere to resume the one before it"
             )
@@ -299,7 +314,7 @@ class _Run:
             trainer.load_optimizer_state(found.optimizer)
         trainer.net.load_state_dict(weights)
         trainer.step_count, self.epoch, self.batch = counts
-        self.totals = Totals(**{f.name: sums[f.name] for f in fields(Totals)})
+        self.totals = totals
 
     def _write_choices(self, log: Log | None) -> None:
         """What `auto` has compressed from here on, where that has changed."""
@@ -316,10 +331,6 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
-
-
-def _is_sum(value: object) -> bool:
-    return type(value) in (int, float) and isfinite(value)  # type: ignore[arg-type]
 
 
 def _write(log: Log | None, record: dict[str, Any]) -> None:

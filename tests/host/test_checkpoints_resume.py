@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -168,16 +169,58 @@ def test_checkpoints_of_another_optimizer_or_network_or_none_are_refused(tmp_pat
             opened.fit(data(), 4, resume=tmp_path / "step-00000004", checkpoint=tmp_path)
 
 
-@pytest.mark.parametrize("loss", ["NaN", "Infinity", "true", "null"])
-def test_sums_that_are_no_numbers_are_refused(tmp_path: Path, loss: str) -> None:
+WRONG_SUMS = [
+    *product(("loss", "weight", "rows", "correct"), ("NaN", "Infinity", "true", "null", '"1"', "[]", "1" + 400 * "0")),
+    *((name, "-1") for name in ("weight", "rows", "correct")),
+    *((name, "1.5") for name in ("rows", "correct")),
+    ("rows", "7"), ("rows", "0"), ("correct", "9"), ("weight", "0"),
+]  # fmt: skip
+"""What the sums of two batches of 4 cannot be."""
+
+
+def changed(folder: Path, steps: int, change: Callable[[dict[str, Any]], object]) -> None:
+    """A run's checkpoint after some steps, whose state.json somebody has changed."""
     with trainer() as opened:
-        opened.fit(data(), 1, steps=2, checkpoint=tmp_path)
-    state_file = next(tmp_path.glob("step-*/state.json"))
-    saved = json.loads(state_file.read_text())
-    saved["totals"]["loss"] = json.loads(loss)
-    state_file.write_text(json.dumps(saved))
+        opened.fit(data(), 1, steps=steps, checkpoint=folder)
+    file = next(folder.glob("step-*/state.json"))
+    saved = json.loads(file.read_text())
+    change(saved)
+    file.write_text(json.dumps(saved))
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG_SUMS)
+def test_sums_that_cannot_be_are_refused(tmp_path: Path, name: str, value: str) -> None:
+    changed(tmp_path, 2, lambda saved: saved["totals"].update({name: json.loads(value)}))
     with trainer() as opened, pytest.raises(CheckpointError, match="has no sums of its epoch; move it elsewhere"):
         opened.fit(data(), 2, resume=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"batch": 1}, "has no sums of its epoch"),
+        ({"batch": 0}, "has no sums of its epoch"),
+        ({"batch": 3}, "does not say where it stopped"),
+        ({"epoch": 1}, "does not say where it stopped"),
+        ({"step": 1}, "does not say where it stopped"),
+        ({"step": -1}, "does not say where it stopped"),
+        ({"step": 10**400}, "does not say where it stopped"),
+    ],
+)
+def test_a_place_that_contradicts_itself_is_refused(tmp_path: Path, change: dict[str, int], sentence: str) -> None:
+    changed(tmp_path, 2, lambda saved: saved.update(change))
+    with trainer() as opened, pytest.raises(CheckpointError, match=f"{sentence}; move it elsewhere"):
+        opened.fit(data(), 2, resume=tmp_path)
+
+
+def test_a_checkpoint_of_an_older_version_has_no_sums_and_neither_have_those_of_its_epoch(tmp_path: Path) -> None:
+    whole, _, _ = finished(tmp_path, epochs=2)
+    changed(tmp_path / "saved", 1, lambda saved: saved.pop("totals"))
+    for stop in (2, 3, 6, 8):
+        with trainer() as opened:
+            opened.fit(data(), 2, steps=stop, resume=tmp_path / "saved", checkpoint=tmp_path / "saved")
+            ended = state(opened)
+    assert ended == whole
 
 
 WRONG = {"nan": np.nan, "infinite": -np.inf, "too large": 1e300}
