@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -91,11 +92,15 @@ def save(directory: Path, step: int, checkpoint: Checkpoint) -> Path:
         if newest is not None and newest.name.startswith("."):
             os.replace(newest, newest.with_name(newest.name[1:].removesuffix(".old")))
         partial.mkdir()
-        for name, arrays in (("weights", checkpoint.weights), ("optimizer", checkpoint.optimizer)):
-            contiguous = {key: np.ascontiguousarray(value) for key, value in arrays.items()}
-            save_file(contiguous, partial / f"{name}.safetensors")
         state = {"version": VERSION, **checkpoint.state}
         (partial / "state.json").write_text(json.dumps(state, indent=1) + "\n")
+        mode = stat.S_IMODE((partial / "state.json").stat().st_mode)  # by the umask
+        for name, arrays in (("weights", checkpoint.weights), ("optimizer", checkpoint.optimizer)):
+            contiguous = {key: np.ascontiguousarray(value) for key, value in arrays.items()}
+            path = partial / f"{name}.safetensors"
+            save_file(contiguous, path)
+            if stat.S_IMODE(path.stat().st_mode) != mode:  # safetensors may let its owner alone read what it writes
+                path.chmod(mode)
         for path in partial.iterdir():
             _sync(path)
         _put(partial, final)

@@ -33,6 +33,18 @@ def test_checkpoints_come_at_epochs_and_intervals_and_two_are_kept(tmp_path: Pat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000006", "step-00000008"]
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_who_may_read_a_checkpoint_is_for_the_umask_to_say(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        with trainer() as opened:
+            opened.fit(data(), 1, checkpoint=tmp_path)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "step-00000004").iterdir()}
+    assert modes == dict.fromkeys(("weights.safetensors", "optimizer.safetensors", "state.json"), mode)
+
+
 def full_disk(*args: Any, **kwargs: Any) -> Any:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
