@@ -172,7 +172,7 @@ class Sequential(Layer):
 
     def matching(self, state: Mapping[str, Any], strict: bool = True) -> dict[str, np.ndarray]:
         """What of `state` are this network's weights, by name. Raises CheckpointError for what does not fit; with
-        `strict` also where a weight is missing, or is of no layer here."""
+        `strict` also where a weight is missing (without, the network keeps its own), or is of no layer here."""
         if not isinstance(state, Mapping):
             raise ArgumentError(f"state is {shown(state)}; it must be a dict of arrays by name")
         own = dict(self.named_parameters())
@@ -190,7 +190,8 @@ class Sequential(Layer):
         for name, array in arrays.items():
             if array.shape != own[name].shape:
                 raise CheckpointError(
-                    f"weight {name} has shape {list(array.shape)}; expected {list(own[name].shape)}"
+                    f"weight {name} has shape {list(array.shape)}; expected {list(own[name].shape)}: leave it out of "
+                    "the state, and with strict=False the network keeps its own"
                 )
         return arrays
 

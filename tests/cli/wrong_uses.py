@@ -375,7 +375,8 @@ USES = (
         "layer 1 (Linear): input has shape [1, 8, 6, 6]; expected [N, 8]: put a Flatten in front"),
     Use('nn.Sequential(nn.Linear(2, 3)).load_state_dict({"0.weight": np.ones((2, 3)), "0.bias": np.ones(3)})',
         "CheckpointError",
-        "weight 0.weight has shape [2, 3]; expected [3, 2]"),
+        "weight 0.weight has shape [2, 3]; expected [3, 2]: leave it out of the state, and with strict=False the "
+        "network keeps its own"),
     Use("optim.Adam(betas=0.9)", "ArgumentError",
         "betas is 0.9; it must be a pair of numbers in [0, 1)"),
     Use('from_arrays("photos", (x[:, 0], y))', "DataError",

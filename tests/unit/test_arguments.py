@@ -229,6 +229,19 @@ def test_weights_that_are_no_numbers_are_named(value: Any) -> None:
         net.load_state_dict([value])  # type: ignore[arg-type]
 
 
+def test_a_last_layer_for_other_classes_is_left_out_of_the_state() -> None:
+    ten, three = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, n)).initialize(n) for n in (10, 3))
+    state, own = ten.state_dict(), three.state_dict()
+    said = r"weight 1.weight has shape \[10, 4\]; expected \[3, 4\]: leave it out of the state, and with strict=False"
+    for strict in (True, False):
+        with pytest.raises(CheckpointError, match=said):
+            three.load_state_dict(state, strict=strict)
+    assert all((value == own[name]).all() for name, value in three.state_dict().items())
+    three.load_state_dict({name: value for name, value in state.items() if not name.startswith("1.")}, strict=False)
+    found = three.state_dict()
+    assert all((found[name] == (state if name.startswith("0.") else own)[name]).all() for name in own)
+
+
 @pytest.mark.parametrize("value", [np.nan, -np.inf, 1e300])
 def test_weights_that_are_not_finite_are_refused_without_a_warning(value: float) -> None:
     net = nn.Sequential(nn.Linear(2, 2, bias=False)).initialize()
