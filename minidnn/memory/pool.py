@@ -13,9 +13,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from threading import Condition, RLock
 from typing import NamedTuple
 
+from minidnn.arguments import shown
 from minidnn.errors import ArgumentError, OutOfDeviceMemory, PoolError
 from minidnn.memory.fit import Fit, named_fit
 from minidnn.memory.freelist import FreeList
@@ -194,7 +196,7 @@ class Pool(Allocator):
             raise ArgumentError(f"nbytes of the pool is {nbytes}; it must be 0 or more bytes")
         self.lock = RLock()
         self.changed = Bell(self.lock)
-        self.fit = named_fit(fit) if isinstance(fit, str) else fit
+        self.fit = fit if isinstance(fit, Fit) else named_fit(fit)
         self._size = round_up(nbytes, GRANULARITY)
         self._limit = self._size if limit is None else limit
         self._free = FreeList()
@@ -215,6 +217,8 @@ class Pool(Allocator):
         nbytes = round_up(nbytes, GRANULARITY)
         with self.lock:
             address = self.fit.choose(self._free, nbytes, role)
+            if address is not None and not isinstance(address, Integral):  # by a heuristic of the user's own
+                raise PoolError(f"{self.fit.name} chose {shown(address)} for {nbytes} bytes; it must be an int or None")
             if address is None:
                 if self._size + nbytes > self._limit:
                     return None

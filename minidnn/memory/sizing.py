@@ -45,7 +45,7 @@ def smallest_pool(trace: Trace, fit: Fit | str = "best-fit", start: int | None =
     Raises BudgetError where no pool serves the trace with this heuristic: `high-end` looks at the rightmost free block
     only, and that one may be too small in a pool of any size.
     """
-    heuristic = named_fit(fit) if isinstance(fit, str) else fit
+    heuristic = fit if isinstance(fit, Fit) else named_fit(fit)
     size = round_up(aggregate_peak(trace) if start is None else start, GRANULARITY)
     blocks, failed, missing = _serve(trace, Pool(size, heuristic))
     if failed:

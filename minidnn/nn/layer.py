@@ -30,7 +30,13 @@ class Parameter:
     """
 
     def __init__(self, shape: tuple[int, ...], init: Initializer, role: Role = Role.WEIGHT) -> None:
-        self.shape = shape
+        if not isinstance(shape, (tuple, list)) or not all(is_count(n) for n in shape):
+            raise ArgumentError(f"shape is {shown(shape)}; it must be a tuple of ints, each 1 or more")
+        if not callable(init):
+            raise ArgumentError(f"init is {shown(init)}; it must be a function of a generator and a shape")
+        if role is not Role.WEIGHT and role is not Role.STATISTIC:
+            raise ArgumentError(f"role is {shown(role)}; it must be Role.WEIGHT or Role.STATISTIC")
+        self.shape = tuple(int(n) for n in shape)
         self.init = init
         self.role = role
         self._value: np.ndarray | None = None

@@ -142,6 +142,7 @@ class Sequential(Layer):
             if isinstance(child, Sequential):
                 yield from child.leaves(f"{prefix}{name}.")
             else:
+                _check_parameters(prefix + name, child)  # here, because a layer may get more of them at any time
                 yield prefix + name, child
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -225,6 +226,19 @@ def infer_at(path: str, layer: Layer, shape: tuple[int, ...]) -> tuple[int, ...]
     if not isinstance(found, tuple) or not all(isinstance(n, Integral) for n in found):
         raise ShapeError(f"{name}: infer returned {shown(found)}; it must be a tuple of ints")
     return found
+
+
+def _check_parameters(path: str, layer: Layer) -> None:
+    """Refuse what a user's own layer has put among its parameters that is none."""
+    given: object = layer.parameters
+    name = f"layer {path} ({type(layer).__name__})"
+    if not isinstance(given, dict):
+        raise ArgumentError(f"{name}: parameters is {shown(given)}; it must be a dict of Parameter by name")
+    for key, value in given.items():
+        if not isinstance(key, str) or not isinstance(value, Parameter):
+            raise ArgumentError(
+                f"{name}: parameters has {shown(value)} for {shown(key)}; it must be a Parameter(shape, init) by name"
+            )
 
 
 def finite_array(what: str, name: str, value: object, dtype: str = "float32") -> np.ndarray:

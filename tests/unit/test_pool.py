@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minidnn.arguments import shown
 from minidnn.errors import ArgumentError, OutOfDeviceMemory, PoolError
-from minidnn.memory.fit import FITS, Fit
+from minidnn.memory.fit import FITS, BestFit, Fit
 from minidnn.memory.freelist import FreeList
 from minidnn.memory.pool import NULL, UNLIMITED, Block, Dump, Pool
+from minidnn.memory.sizing import smallest_pool
 
 from .scan_pool import ScanPool
 
@@ -216,3 +220,25 @@ def test_a_heuristic_that_points_outside_the_free_blocks_is_an_error() -> None:
     with pytest.raises(PoolError):
         pool.allocate(KB)
     assert pool.used == KB
+
+
+@pytest.mark.parametrize("address", ["0", 0.0, (0, 512), np.zeros(2)])
+def test_a_heuristic_that_returns_no_address_is_an_error(address: Any) -> None:
+    class Wrong(Fit):
+        name = "wrong"
+
+        def choose(self, free: FreeList, nbytes: int, role: str) -> int | None:
+            return address  # type: ignore[no-any-return]
+
+    pool = Pool(4 * KB, Wrong())
+    with pytest.raises(PoolError) as refused:
+        pool.allocate(KB)
+    assert str(refused.value) == f"wrong chose {shown(address)} for 512 bytes; it must be an int or None"
+    assert pool.used == 0
+
+
+@pytest.mark.parametrize("fit", [5, None, BestFit, ["best-fit"]])
+def test_what_is_no_heuristic_is_refused(fit: Any) -> None:
+    for use in (lambda: Pool(KB, fit), lambda: smallest_pool((), fit)):
+        with pytest.raises(ArgumentError, match=r"fit is .*; it must be one of best-fit, first-fit"):
+            use()
