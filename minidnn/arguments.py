@@ -44,6 +44,17 @@ def count(value: object, argument: str, least: int = 1) -> int:
     raise ArgumentError(f"{argument} is {shown(value)}; it must be an int of {least} or more{most}")
 
 
+def flag(value: object, argument: str) -> bool:
+    """True or False; not what is merely true, such as "no"."""
+    if isinstance(value, bool):
+        return value
+    import numpy as np  # late: most flags are Python's, and a command's help needs no NumPy
+
+    if isinstance(value, np.bool_):
+        return bool(value)
+    raise ArgumentError(f"{argument} is {shown(value)}; it must be True or False")
+
+
 def choice(value: object, argument: str, names: Collection[str]) -> str:
     """One of some names."""
     if isinstance(value, str) and value in names:

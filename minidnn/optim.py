@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import cos, inf, pi
 from typing import Any, ClassVar
 
-from minidnn.arguments import count, number, shown
+from minidnn.arguments import count, flag, number, shown
 from minidnn.errors import ArgumentError
 
 Schedule = Callable[[int], float]
@@ -59,7 +59,7 @@ class SGD(Optimizer):
         super().__post_init__()
         number(self.momentum, "momentum", 0, 1, "[]")
         number(self.dampening, "dampening", 0, 1, "[]")
-        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
+        if flag(self.nesterov, "nesterov") and (self.momentum == 0 or self.dampening != 0):
             raise ArgumentError(
                 f"nesterov is True with momentum {self.momentum} and dampening {self.dampening}; "
                 "it needs momentum above 0 and dampening 0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from minidnn.arguments import image_shape, shown
+from minidnn.arguments import flag, image_shape, shown
 from minidnn.data.builtin import digits, synthetic
 from minidnn.data.dataset import Data, Shape, format_shape
 from minidnn.data.files import is_cifar, is_idx, is_npy, open_cifar, open_idx, open_npy, open_npz
@@ -32,6 +32,7 @@ def open_data(
     if not isinstance(spec, (str, os.PathLike)) or not isinstance(text := os.fspath(spec), str) or not text:
         raise ArgumentError(f"data is {shown(spec)}; give {_WHAT_WORKS}")
     shape = None if input_shape is None else image_shape(input_shape)
+    augment = flag(augment, "augment")
     name, _, options = text.partition(":")
     if name == "synthetic":
         return _open_synthetic(text, options, shape, seed)

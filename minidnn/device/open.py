@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from minidnn.arguments import shown
+from minidnn.arguments import flag, shown
 from minidnn.device.base import Device
 from minidnn.errors import ArgumentError, DeviceError
 
@@ -19,6 +19,7 @@ def open_device(name: str = "auto", *, precision: str = "fp32", deterministic: b
             f"device is {shown(name)}; "
             "it must be 'auto', 'host', 'cuda' or 'cuda:0', or an open Device"
         )
+    flag(deterministic, "deterministic")
     cuda = re.fullmatch(r"cuda(?::(\d+))?", name)
     if cuda:
         from minidnn.device.cuda import CudaDevice

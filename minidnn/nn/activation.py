@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minidnn.arguments import is_count, number, shown
+from minidnn.arguments import flag, is_count, number, shown
 from minidnn.errors import ArgumentError, ShapeError
 from minidnn.nn.layer import Layer
 
@@ -23,7 +23,8 @@ class Activation(Layer):
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__()
-        self.inplace = inplace  # accepted as in PyTorch; what is in place is the memory manager's decision
+        # Accepted as in PyTorch; what is in place is the memory manager's decision.
+        self.inplace = flag(inplace, "inplace")
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from minidnn.arguments import count, shown
+from minidnn.arguments import count, flag, shown
 from minidnn.errors import ArgumentError, ShapeError
 from minidnn.nn.init import default_bias, default_weight
 from minidnn.nn.layer import Layer, Parameter, expect_rank, pair
@@ -45,7 +45,7 @@ class Conv2d(Layer):
         self.padding = self._resolve(padding)
         weight = (self.out_channels, self.in_channels // self.groups, *self.kernel)
         self.parameters["weight"] = Parameter(weight, default_weight())
-        if bias:
+        if flag(bias, "bias"):
             fan_in = weight[1] * weight[2] * weight[3]
             self.parameters["bias"] = Parameter((self.out_channels,), default_bias(fan_in))
 

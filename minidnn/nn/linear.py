@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from minidnn.arguments import count, shown
+from minidnn.arguments import count, flag, shown
 from minidnn.errors import ArgumentError, ShapeError
 from minidnn.nn.init import default_bias, default_weight
 from minidnn.nn.layer import Layer, Parameter
@@ -27,7 +27,7 @@ class Linear(Layer):
         self.in_features = count(in_features, "in_features")
         self.out_features = count(out_features, "out_features")
         self.parameters["weight"] = Parameter((self.out_features, self.in_features), default_weight())
-        if bias:
+        if flag(bias, "bias"):
             self.parameters["bias"] = Parameter((self.out_features,), default_bias(self.in_features))
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from minidnn.arguments import count, number
+from minidnn.arguments import count, flag, number
 from minidnn.errors import ShapeError
 from minidnn.graph.tensor import Role
 from minidnn.nn.init import Constant
@@ -30,10 +30,10 @@ class BatchNorm2d(Layer):
         self.eps = number(eps, "eps", 0, bounds="()")
         self.momentum = number(momentum, "momentum", 0, 1, "[]")
         shape = (self.num_features,)
-        if affine:
+        if flag(affine, "affine"):
             self.parameters["weight"] = Parameter(shape, Constant(1))
             self.parameters["bias"] = Parameter(shape, Constant(0))
-        if track_running_stats:
+        if flag(track_running_stats, "track_running_stats"):
             self.parameters["running_mean"] = Parameter(shape, Constant(0), Role.STATISTIC)
             self.parameters["running_var"] = Parameter(shape, Constant(1), Role.STATISTIC)
 
@@ -150,7 +150,7 @@ class Dropout(Layer):
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
-        self.p, self.inplace = number(p, "p", 0, 1), inplace
+        self.p, self.inplace = number(p, "p", 0, 1), flag(inplace, "inplace")
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape

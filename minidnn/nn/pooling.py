@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from minidnn.arguments import is_count, shown
+from minidnn.arguments import flag, is_count, shown
 from minidnn.errors import ArgumentError, ShapeError
 from minidnn.nn.layer import Layer, expect_rank, pair
 
@@ -29,7 +29,7 @@ class _Pool2d(Layer):
             raise ArgumentError(f"padding is {shown(padding)}; it must be at most half of kernel_size {self.kernel}")
         self.padding = ((pads[0], pads[0]), (pads[1], pads[1]))
         self.dilation = pair(dilation, "dilation", 1)
-        self.ceil_mode = bool(ceil_mode)
+        self.ceil_mode = flag(ceil_mode, "ceil_mode")
 
     def infer(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         expect_rank(shape, 4, "N, C, H, W")
@@ -103,7 +103,7 @@ class AvgPool2d(_Pool2d):
         padding: int | tuple[int, int] = 0, ceil_mode: bool = False, count_include_pad: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(kernel_size, stride, padding, 1, ceil_mode)
-        self.count_include_pad = bool(count_include_pad)
+        self.count_include_pad = flag(count_include_pad, "count_include_pad")
 
     def _attributes(self) -> dict[str, Any]:
         return {

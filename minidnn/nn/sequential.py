@@ -9,7 +9,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from minidnn.arguments import count, failure, sample_shape, seed_of, shown
+from minidnn.arguments import count, failure, flag, sample_shape, seed_of, shown
 from minidnn.errors import ArgumentError, CheckpointError, ShapeError
 from minidnn.graph.tensor import Role
 from minidnn.nn.layer import Layer, Parameter, WeightOwner, calling
@@ -174,6 +174,7 @@ class Sequential(Layer):
     def matching(self, state: Mapping[str, Any], strict: bool = True) -> dict[str, np.ndarray]:
         """What of `state` are this network's weights, by name. Raises CheckpointError for what does not fit; with
         `strict` also where a weight is missing (without, the network keeps its own), or is of no layer here."""
+        strict = flag(strict, "strict")
         if not isinstance(state, Mapping):
             raise ArgumentError(f"state is {shown(state)}; it must be a dict of arrays by name")
         own = dict(self.named_parameters())

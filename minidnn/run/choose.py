@@ -51,8 +51,12 @@ class Options:
     def __post_init__(self) -> None:
         choice(self.order, "order", ORDERS)
         choice(self.placement, "placement", PLACEMENTS)
-        if not (isinstance(self.compress, tuple) and all(isinstance(name, str) for name in self.compress)):
-            choice(self.compress, "compress", COMPRESSION)  # or names of tensors
+        named = isinstance(self.compress, tuple) and all(isinstance(name, str) for name in self.compress)
+        if not named and not (isinstance(self.compress, str) and self.compress in COMPRESSION):
+            raise ArgumentError(
+                f"compress is {shown(self.compress)}; it must be one of {', '.join(COMPRESSION)}, or a tuple of "
+                "tensors' names"
+            )
         if not isinstance(self.algorithms, Mapping):
             raise ArgumentError(f"algorithms is {shown(self.algorithms)}; it must be a dict of Algorithm by op")
         for name, way in self.algorithms.items():

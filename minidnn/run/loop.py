@@ -15,7 +15,7 @@ from sys import float_info
 from typing import TYPE_CHECKING, Any
 
 from minidnn import checkpoint as checkpoints
-from minidnn.arguments import count, is_count, sample_shape, shown
+from minidnn.arguments import count, flag, is_count, sample_shape, shown
 from minidnn.data.dataset import Data, Dataset
 from minidnn.data.loader import Loader, batch_count
 from minidnn.errors import ArgumentError, CheckpointError, MiniDnnError
@@ -97,6 +97,8 @@ def fit(
     for name, value in (("epochs", epochs), ("steps", steps), ("checkpoint_every", checkpoint_every)):
         if not is_count(value) and (value is not None or name == "epochs"):
             raise ArgumentError(f"{name} is {shown(value)}; it must be an int of 1 or more")
+    shuffle, progress = flag(shuffle, "shuffle"), flag(progress, "progress")
+    evaluate_epochs = flag(evaluate_epochs, "evaluate_epochs")
     if on_begin is not None and not callable(on_begin):
         raise ArgumentError(f"on_begin is {shown(on_begin)}; it must be a function without arguments")
     if on_epoch is not None and not callable(on_epoch):

@@ -10,6 +10,7 @@ from warnings import warn
 
 import numpy as np
 
+from minidnn.arguments import flag
 from minidnn.data.loader import Slot
 from minidnn.device.base import Device
 from minidnn.device.open import open_device
@@ -90,6 +91,7 @@ class Trainer:
     ) -> None:  # fmt: skip
         check_parts(net, loss, optimizer, device)
         check_numbers(batch, micro_batch, max_norm, seed)
+        deterministic, graph = flag(deterministic, "deterministic"), flag(graph, "graph")
         self.sample_shape = shape_for(net, input_shape)
         self.net, self.loss, self.optimizer = net, loss, optimizer
         self.batch, self.micro_batch, self.seed = int(batch), int(micro_batch or batch), int(seed)

@@ -80,6 +80,12 @@ def one_sentence(error: BaseException) -> None:
         ({"memory": 10**5000}, "memory mode is an unshowable int; write one of base"),
         ({"compress": 5}, "compress is 5; it must be one of off, all, auto"),
         ({"compress": (1,)}, "compress is (1,); it must be one of off, all, auto"),
+        ({"compress": ["0.y"]}, "compress is ['0.y']; it must be one of off, all, auto, or a tuple of tensors' names"),
+        ({"compress": "0.y"}, "compress is '0.y'; it must be one of off, all, auto, or a tuple of tensors' names"),
+        ({"deterministic": "no"}, "deterministic is 'no'; it must be True or False"),
+        ({"deterministic": 1}, "deterministic is 1; it must be True or False"),
+        ({"graph": "no"}, "graph is 'no'; it must be True or False"),
+        ({"graph": None}, "graph is None; it must be True or False"),
         ({"algorithms": True}, "algorithms is True; it must be a dict of Algorithm by op"),
         ({"input_shape": (1, 6)}, "input_shape is (1, 6); it must be (C, H, W), or (features,), each 1 or more"),
         ({"input_shape": "1x6x6"}, "input_shape is '1x6x6'; it must be (C, H, W)"),
@@ -148,6 +154,9 @@ def labelled(classes: int = 3, shape: tuple[int, int, int] = (1, 6, 6), samples:
     return from_arrays("d", (np.ones((samples, *shape), np.float32), np.arange(samples) % classes), test_samples=0)
 
 
+FLAGS = ("shuffle", "evaluate_epochs", "progress")
+
+
 class Described:
     """A data set that describes itself as it likes."""
 
@@ -182,6 +191,8 @@ class Described:
         ({"checkpoint": 5}, "checkpoint is 5; it must be a path"),
         ({"resume": ""}, "resume is ''; it must be a path"),
         ({"log": 3}, "log is 3; it must be a path"),
+        *(({name: "no"}, f"{name} is 'no'; it must be True or False") for name in FLAGS),
+        *(({name: 0}, f"{name} is 0; it must be True or False") for name in FLAGS),
         ({"log": "/nowhere/log.jsonl"}, "log /nowhere/log.jsonl cannot be written: No such file or directory"),
     ],
 )
@@ -258,6 +269,12 @@ def test_numpy_s_ints_are_ints_and_a_closed_trainer_says_so() -> None:
     for call in (trainer.compression, lambda: trainer.announce(4, True), lambda: trainer.executor(4)):
         with pytest.raises(ArgumentError, match="trainer is closed; open a new one"):
             call()
+
+
+def test_numpy_s_bools_are_bools() -> None:
+    with open_with(deterministic=np.True_, graph=np.False_) as trainer:
+        trainer.fit(labelled(), shuffle=np.bool_(0), evaluate_epochs=np.False_, progress=np.False_)
+        assert trainer.step_count == 2
 
 
 def test_numbers_beyond_float32_are_infinite_and_end_the_run_without_a_warning() -> None:

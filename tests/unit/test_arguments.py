@@ -88,6 +88,30 @@ def test_what_is_no_count_is_refused_by_name(name: str) -> None:
         assert refused(COUNTS[name], value).startswith(expected)
 
 
+FLAGS: dict[str, Callable[[Any], object]] = {
+    "bias": lambda a: nn.Conv2d(1, 1, 1, bias=a),
+    "bias ": lambda a: nn.Linear(1, 1, bias=a),
+    "affine": lambda a: nn.BatchNorm2d(1, affine=a),
+    "track_running_stats": lambda a: nn.BatchNorm2d(1, track_running_stats=a),
+    "ceil_mode": lambda a: nn.MaxPool2d(2, ceil_mode=a),
+    "count_include_pad": lambda a: nn.AvgPool2d(2, count_include_pad=a),
+    "inplace": lambda a: nn.ReLU(inplace=a),
+    "inplace ": lambda a: nn.Dropout(inplace=a),
+    "nesterov": lambda a: optim.SGD(0.1, momentum=0.9, nesterov=a),
+    "strict": lambda a: nn.Sequential(nn.ReLU()).load_state_dict({}, strict=a),
+    "augment": lambda a: open_data("digits", augment=a),
+    "deterministic": lambda a: open_device("host", deterministic=a),
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_what_is_neither_true_nor_false_is_refused_by_name(name: str) -> None:
+    for value in (None, "no", "False", 0, 1, np.int64(1), (), [True]):
+        assert refused(FLAGS[name], value) == f"{name.strip()} is {value!r}; it must be True or False"
+    for value in (True, False, np.True_, np.False_):
+        FLAGS[name](value)
+
+
 @pytest.mark.parametrize("kind", [nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, lambda a: nn.Conv2d(1, 1, a)])
 def test_what_is_no_pair_is_refused(kind: Callable[[Any], object]) -> None:
     for value in (None, True, "ab", 1.5, 0, (1,), (1, 2, 3), (1, "2"), float("nan"), {}, object()):
