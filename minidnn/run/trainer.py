@@ -186,6 +186,7 @@ class Trainer:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.turn.end()
         self.close()
 
     # -- what it takes ---------------------------------------------------------------------------------------------

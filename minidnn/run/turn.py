@@ -31,3 +31,8 @@ class Turn:
         finally:
             if self._holder.get("holder") is mine:
                 del self._holder["holder"]
+
+    def end(self) -> None:
+        """Nothing of this thread's runs any more: a turn that an interrupt has left taken is over."""
+        if self._holder.get("holder", (0, None))[0] == get_ident():
+            del self._holder["holder"]

@@ -184,3 +184,18 @@ def test_an_iteration_that_was_interrupted_is_over(error: type[BaseException]) -
                 USES[name](trainer)
             trainer.step(X, Y)
             trainer.predict(X)
+
+
+def test_a_turn_that_an_interrupt_left_taken_ends_with_the_with_statement() -> None:
+    """Between a context manager's last line and the first of its block an interrupt may strike."""
+    trainer = Scheduled().trainer
+    held = trainer.turn.taken()
+
+    def interrupted() -> None:
+        with trainer:
+            held.__enter__()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert trainer.device.memory_info().used == 0
