@@ -53,11 +53,12 @@ class HostDevice(Device):
 
     def arena(self, nbytes: int) -> Region:
         check_open(self.name, self.lanes.closed)
-        total = self.memory_info()
-        if nbytes > total.free:
+        info = self.memory_info()
+        free = min([info.free, *(limit.left for limit in host_limits())])  # others use the machine's memory too
+        if nbytes > free:
             raise OutOfDeviceMemory(
-                f"the arena needs {format_size(nbytes)}; device {self.name} has {format_size(total.free)} free "
-                f"of {format_size(total.total)}: use a smaller batch or budget", nbytes
+                f"the arena needs {format_size(nbytes)}; device {self.name} has {format_size(free)} free "
+                f"of {format_size(info.total)}: use a smaller batch or budget", nbytes
             )
         return self._take(nbytes, pinned=False)
 
@@ -92,9 +93,7 @@ class HostDevice(Device):
 
     def memory_info(self) -> MemoryInfo:
         total = self.memory if self.memory is not None else _physical_memory()
-        left = min((limit.left for limit in host_limits()), default=total)  # others use the machine's memory too
-        free = max(0, min(total - self._arena_bytes, left))
-        return MemoryInfo(self._arena_bytes, free, total, self._pinned_bytes)
+        return MemoryInfo(self._arena_bytes, max(0, total - self._arena_bytes), total, self._pinned_bytes)
 
     def write(self, arena: Region, offset: int, data: np.ndarray) -> None:
         _bytes(arena, offset, data.nbytes)[:] = data
