@@ -36,7 +36,7 @@ from minidnn.device.base import Device
 from minidnn.device.measure import SETTLING
 from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError, BudgetError, OutOfDeviceMemory, OutOfPinnedMemory
-from minidnn.graph.graph import Graph, Target
+from minidnn.graph.graph import Graph
 from minidnn.plan.registry import parse_mode
 from minidnn.profile.profile import Profile
 from minidnn.run.bound import iteration_bound
@@ -106,7 +106,7 @@ class Bench:
         self.device = device
         self.net = models.create(self.model)
         self.loss, self.optimizer = nn.CrossEntropyLoss(), optim.SGD(1e-4, momentum=0.9)
-        self.target = Target(target, precision, device.layout(target, precision))
+        self.target = device.target_for(precision, target)
         self.setting = f"{network} {precision} {target}"
 
     def used(self) -> int:

@@ -27,7 +27,7 @@ from minidnn.device.base import Device
 from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError, BudgetError
 from minidnn.graph.build import build
-from minidnn.graph.graph import Graph, Target
+from minidnn.graph.graph import Graph
 from minidnn.models import create
 from minidnn.run.bound import iteration_bound
 from minidnn.run.compare import Experiment, GradientMismatch, measure, mismatches, unverified
@@ -116,8 +116,7 @@ def _network_and_data(args: argparse.Namespace) -> tuple[Callable[[], nn.Sequent
 
 def _graph(args: argparse.Namespace, experiment: Experiment, device: Device, shape: tuple[int, ...]) -> Graph:
     """The iteration that the device would run: what is wrong with the network comes up before anything is printed."""
-    name = args.target or device.target
-    target = Target(name, args.precision, device.layout(name, args.precision))
+    target = device.target_for(args.precision, args.target)
     return build(experiment.network(), experiment.loss, shape, target, optimizer=experiment.optimizer)
 
 

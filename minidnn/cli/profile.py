@@ -12,7 +12,7 @@ from minidnn.cli.planning import training_graphs
 from minidnn.device.base import Device
 from minidnn.device.open import open_device
 from minidnn.errors import ArgumentError, OutOfDeviceMemory
-from minidnn.graph.graph import Graph, Target
+from minidnn.graph.graph import Graph
 from minidnn.profile.profile import Profile, op_key
 from minidnn.units import format_size
 
@@ -56,8 +56,8 @@ def run(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def _graphs(args: argparse.Namespace, device: Device) -> list[Graph]:
     """The training iteration as base and keep have it, and as the other modes do."""
-    target = Target(device.target, args.precision, device.layout(device.target, args.precision))
-    return [graph for _, graph in training_graphs(args, ("keep", "vdnn:all"), target)]
+    modes = ("keep", "vdnn:all")
+    return [graph for _, graph in training_graphs(args, modes, device.target_for(args.precision))]
 
 
 def _summary(args: argparse.Namespace, profile: Profile, graph: Graph) -> dict[str, Any]:

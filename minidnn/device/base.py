@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from minidnn.errors import DeviceError
-from minidnn.graph.graph import Graph
+from minidnn.graph.graph import Graph, Target
 from minidnn.graph.op import Op
 from minidnn.graph.tensor import ITEM_BYTES, Tensor
 from minidnn.profile.profile import Profile
@@ -99,6 +99,11 @@ class Device(ABC):
     def layout(self, target: str, precision: str) -> str:
         """The memory layout that suits the device at that precision."""
         return "NCHW"
+
+    def target_for(self, precision: str, target: str | None = None) -> Target:
+        """What graphs for the device are built for; `target` names another than its own."""
+        name = target or self.target
+        return Target(name, precision, self.layout(name, precision))
 
     # -- memory
 

@@ -114,8 +114,7 @@ class Trainer:
         try:
             if graph and not self.device.captures:
                 raise ArgumentError(f"graph is True; device {self.device.name} has no CUDA graphs: use device='cuda'")
-            name = target or self.device.target
-            self.target = Target(name, precision, self.device.layout(name, precision))
+            self.target = self.device.target_for(precision, target)
             parts = self.micro_batch < batch
             recipe = Recipe(
                 net, loss, optimizer, self.target, mode, options, self.sample_shape, parts, max_norm, graph
