@@ -15,7 +15,8 @@ import pytest
 from minidnn import cli
 from minidnn.errors import MiniDnnError
 from tests.cli import ROOT
-from tests.cli.wrong_uses import USES, Use, names, prepare
+from tests.cli.uses import Use, names, prepare
+from tests.cli.wrong_uses import USES
 
 DOCUMENT = ROOT / "docs" / "errors.md"
 COMMANDS = [use for use in USES if use.command]
